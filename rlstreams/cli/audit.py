@@ -1,4 +1,4 @@
-"""`rlstreams audit CONFIG...`: where every sample of a run is, from its topics alone."""
+"""`rlstreams audit CONFIG...`: the state of every sample of a run, from its topics alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
 
 FOLLOW_EVERY_S = 5.0
-DONE = "done"  # the trainer's last heartbeat says so
-OVERDUE_S = 35.0  # the timeout of our own, and the time from one look of the broker to the next
+DONE = "done"  # state in the trainer's last heartbeat
+OVERDUE_S = 35.0  # our transactions' timeout, and the broker's interval between two checks of it
 WATCH_S = 10.0  # a live worker ends its transaction well within it, or adds to it
 
 
@@ -83,7 +83,7 @@ def _auditor(args: Namespace) -> Iterator[Auditor]:
 
 
 def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) -> int:
-    """Round after round, a line each, until a breach (1), the end of the run or Ctrl-C (0)."""
+    """Audit in rounds, a line each, until a breach (1), the end of the run or Ctrl-C (0)."""
     number = 0
     try:
         while True:
@@ -103,7 +103,7 @@ def follow(auditor: Auditor, settle_s: float, every_s: float, *, as_json: bool) 
 
 
 def _hanging(config: RunConfig | None) -> Sequence[Breach]:
-    """Transactions that are open beyond their timeout: nothing behind one is read (KIP-664)."""
+    """Return transactions open beyond their timeout: no record behind one is read (KIP-664)."""
     if config is None:
         return ()
     from rlstreams.streams.kafka.open_transactions import open_transactions
@@ -117,7 +117,7 @@ def _hanging(config: RunConfig | None) -> Sequence[Breach]:
 
 
 def breach(one: OpenTransaction) -> Breach:
-    """What an open transaction breaks, and how an operator ends it."""
+    """Return the breach of an open transaction; its detail says how an operator ends it."""
     from rlstreams.streams.audit.report import Breach, BreachKind
 
     detail = (

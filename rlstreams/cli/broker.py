@@ -1,4 +1,4 @@
-"""`rlstreams broker ACTION`: the embedded broker, a run's topics and what lies in them."""
+"""`rlstreams broker ACTION`: the embedded broker, a run's topics and their records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def status(args: Namespace) -> int:
 
 
 def _found(folder: str, *, is_stopped: bool) -> int:
-    """Say what runs there, and stop it if asked; 1 if no broker does."""
+    """Print the address of a folder's broker, and stop the broker if asked; 1: none is running."""
     from rlstreams.streams.broker.embedded import EmbeddedBroker
 
     broker = EmbeddedBroker(Path(folder))
@@ -166,7 +166,7 @@ def tail(args: Namespace) -> int:
 
 
 def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
-    """A record with its envelope; what is no event of ours has a `problem` instead of `fields`."""
+    """Return a record with its envelope; one of no event of ours has `problem`, not `fields`."""
     from rlstreams.debug.letters.text import event_row
 
     return {
@@ -179,7 +179,7 @@ def record_row(raw: RawRecord, schemas: SchemaTexts) -> dict[str, Any]:
 
 
 def _show(row: dict[str, Any], *, as_json: bool) -> None:
-    """As JSON, or as one line for a terminal, in which what is long is counted or cut."""
+    """Print a record as JSON, or as one terminal line with lists counted and long texts cut."""
     from rlstreams.words.screen import visible
 
     if as_json:

@@ -1,4 +1,4 @@
-"""`rlstreams config ACTION`: what a configuration means: its fields, its loss, its servers."""
+"""`rlstreams config ACTION`: a configuration's fields, its loss, its servers' commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlstreams control pause|resume|drain|scale RUN`: what a live run is to do."""
+"""`rlstreams control pause|resume|drain|scale RUN`: the desired state of a live run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _command(action: str, about: str) -> None:
 
 
 def control(action: str, args: Namespace) -> int:
-    """Say it.
+    """Write an action's desired state to the topic `control`.
 
     Raises:
         ConfigError: no such run.
@@ -70,7 +70,7 @@ _WANTED = re.compile(r"([a-z]+)=(\d+)")
     "rlstreams control scale runs/demo rollout=2 logprob=2",
     of=CONTROL,
     takes=RUN,
-    text="have `up` keep so many workers of a role, ROLE=N; who leaves finishes what it has begun",
+    text="have `up` keep N workers of a role, ROLE=N; one that leaves finishes its work first",
 )
 @option(
     "--within",
@@ -80,11 +80,11 @@ _WANTED = re.compile(r"([a-z]+)=(\d+)")
     show_default=True,
 )
 def scale(args: Namespace) -> int:
-    """Say it, and wait until the workers have come or left.
+    """Write the wanted numbers to `control`, and wait until the workers have come or left.
 
     Raises:
-        ConfigError: no such run, or it cannot have so many.
-        DeadlineError: they have not.
+        ConfigError: no such run, or one that cannot have so many workers.
+        DeadlineError: `up` has other numbers of workers after `--within`.
     """
     from rlstreams.streams.log.codec import outgoing
     from rlstreams.streams.log.topics import CONTROL as TOPIC
@@ -109,7 +109,7 @@ def scale(args: Namespace) -> int:
 
 
 def _await(log: RunLog, config: RunConfig, wanted: Mapping[str, int], limit_s: float) -> None:
-    """Until `up` has so many; those that joined by themselves are not counted."""
+    """Wait until `up` has the wanted workers; those that joined by themselves are not counted."""
     from rlstreams.workers.bootstrap.seats import WorkersThere
 
     there = WorkersThere(log.bus)
@@ -119,9 +119,9 @@ def _await(log: RunLog, config: RunConfig, wanted: Mapping[str, int], limit_s: f
         if time.monotonic() >= until_s:
             if not limit_s:
                 break
-            told = ", ".join(f"{role}={number}" for role, number in found.items())
+            present = ", ".join(f"{role}={number}" for role, number in found.items())
             raise DeadlineError(
-                f"run {config.run.id} has {told} after {limit_s:g} s, and asked for are "
+                f"run {config.run.id} has {present} after {limit_s:g} s, and asked for are "
                 f"{', '.join(f'{r}={n}' for r, n in wanted.items())}: `rlstreams up` of this run "
                 "starts and drains them and says why not (logs/up.log in the run's folder); "
                 "without it start workers by `rlstreams worker ROLE --join BROKER --run NAME`"

@@ -1,4 +1,4 @@
-"""`rlstreams dead-letters list|show|requeue`: what was set aside, and asking for it again."""
+"""`rlstreams dead-letters list|show|requeue`: samples set aside, and requests to retry them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEAD_LETTERS = Group(
 @option("--reason", metavar="REASON", help="only this reason: decode, reward, ...", default="")
 @option("--json", is_flag=True, help="one JSON object a line")
 def run_list(args: Namespace) -> int:
-    """one line per letter, and totals by reason"""
+    """one line per dead letter, and totals by reason"""
     import shutil
 
     from rlstreams.debug.letters.text import json_line, table
@@ -54,7 +54,7 @@ def run_list(args: Namespace) -> int:
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     print(table(view, letters, width))
-    _tell_unreadable(view)
+    _print_unreadable(view)
     return 0
 
 
@@ -67,7 +67,7 @@ def run_list(args: Namespace) -> int:
 )
 @argument("LETTER", "by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET")
 def run_show(args: Namespace) -> int:
-    """show one letter in full, its record decoded if possible"""
+    """show one dead letter in full, its record decoded if possible"""
     from rlstreams.debug.letters.text import whole
     from rlstreams.debug.letters.view import read_letters
 
@@ -89,11 +89,11 @@ def run_show(args: Namespace) -> int:
         shown = [whole(view, letter, log.bus.schemas()) for letter in letters]
     print("\n\n".join(shown) or f"no dead letter of {args.letter}")
     if not shown:
-        _tell_unreadable(view)
+        _print_unreadable(view)
     return 0 if shown else 1
 
 
-def _tell_unreadable(view: LettersView) -> None:
+def _print_unreadable(view: LettersView) -> None:
     if view.num_unreadable:
         print(f"{counted(view.num_unreadable, 'record')} in these topics could not be decoded")
 
@@ -105,7 +105,7 @@ def _tell_unreadable(view: LettersView) -> None:
     of=DEAD_LETTERS,
     takes=Takes("GROUP | RUN", f"GROUP: number of a dropped group; RUN: {RUN.about}"),
 )
-@option("--reason", metavar="REASON", help="every dropped group with such a letter", default="")
+@option("--reason", metavar="REASON", help="each dropped group with such a dead letter", default="")
 def run_requeue(args: Namespace) -> int:
     """request another group for the same row
 

@@ -38,7 +38,7 @@ def run(args: Namespace) -> int:
 
 
 def demo_options(args: Namespace) -> UpOptions:
-    """What `up` is to do: a run that is new, or with `--resume` the one that is there."""
+    """Return the options of `up`: for a new run, or with `--resume` for the existing one."""
     from rlstreams.workers.config.packaged import example
 
     if not any(word.startswith("--run.id") for word in args.config.overrides):
@@ -48,6 +48,6 @@ def demo_options(args: Namespace) -> UpOptions:
 
 
 def free_id(name: str, runs: Path) -> str:
-    """`name`, or `name-2` and so on if there is such a run already."""
+    """Return `name`, or `name-2` and so on if there is such a run already."""
     ids = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
     return next(found for found in ids if not (runs / found).exists())

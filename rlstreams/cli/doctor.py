@@ -1,4 +1,4 @@
-"""`rlstreams doctor CONFIG...`: what would keep a run from working, and what to do about it."""
+"""`rlstreams doctor CONFIG...`: problems that would keep a run from working, and their cures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlstreams export samples|model`: what leaves a run for other tools."""
+"""`rlstreams export samples|model`: a run's samples and model in files for other tools."""
 
 from __future__ import annotations
 

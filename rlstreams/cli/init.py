@@ -75,7 +75,7 @@ def run(args: Namespace) -> int:
     width = len("test_reward.py")
     for path in write(plan):
         print(f"{path.parent}/{path.name:<{width}}  {_ABOUT[path.name]}")
-    print("\n".join(_told(plan)))
+    print("\n".join(_findings(plan)))
     if args.gpus:
         print(
             "needs: vLLM, here (pip install 'rlstreams[vllm]') or where engine.python points; "
@@ -122,8 +122,8 @@ def _plan(args: Namespace, folder: Path) -> Plan:
     return start.from_file(folder, Path(args.from_), model, args.prompt, args.answer)
 
 
-def _told(plan: Plan) -> list[str]:
-    """What was found in the rows, and what to expect of the model."""
+def _findings(plan: Plan) -> list[str]:
+    """Return lines on the columns found in the rows, and on the model."""
     columns = plan.columns.data.columns
     others = ", ".join(plan.columns.others)
     kind = "a number" if plan.columns.is_numeric else "text"

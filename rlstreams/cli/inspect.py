@@ -91,7 +91,7 @@ def run(args: Namespace) -> int:
 
 
 def _receipts(details: Sequence[SampleDetail], *, as_json: bool) -> int:
-    """Print them; 1 if one does not fit."""
+    """Print the samples' receipts; 1 if one does not fit."""
     from rlstreams.streams.lineage.receipt import receipt
     from rlstreams.streams.log.text import plain_json
     from rlstreams.words.receipt_text import receipt_lines
@@ -133,7 +133,7 @@ def _lineages(
 
 
 def _saying(log: RunLog, words: str, spelled: Spelling) -> set[str]:
-    """Names of the samples that say these words."""
+    """Return names of the samples whose prompt, answer or note has these words."""
     from rlstreams.schemas.events import Trajectory
     from rlstreams.streams.log.topics import TRAJECTORIES
     from rlstreams.words.texts import Texts
@@ -150,14 +150,15 @@ def _saying(log: RunLog, words: str, spelled: Spelling) -> set[str]:
 def worst(
     log: RunLog, measure: str | None, step: int | None, limit: int, among: Container[str] = ()
 ) -> list[str]:
-    """Names of samples, the worst first, those that were trained on before held-out ones; of a step
-    without a measure those of its batch, in order.
+    """Return names of samples, the worst first, training samples before held-out ones.
+
+    For a step without a measure, the samples of its batch, in order.
 
     Args:
-        among: only these; none: all.
+        among: names to choose from; empty: all.
 
     Raises:
-        ConfigError: a step that the log does not have; names those that it has.
+        ConfigError: a step that the log does not have; names the steps that it has.
         DeadlineError: a partition did not deliver up to its end.
     """
     from rlstreams.schemas.events import TRAIN

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 NICE = 10  # the run goes first
-PREDECESSOR_S = 45.0  # of an `up` that was killed: its tracker is about to end
+PREDECESSOR_S = 45.0  # longest wait for the tracker of a killed `up`, which is about to end
 
 METRICS = Group(
     "metrics",
@@ -89,7 +89,7 @@ def prometheus(args: Namespace) -> int:
 
 @contextmanager
 def _sink(args: Namespace) -> Iterator[Sink]:
-    """Where rows go, finished at the end whatever ends it."""
+    """Open the sink of rows, and close it at the end in any case."""
     from contextlib import closing
 
     from rlstreams.show.metrics.rows import CsvTable, JsonLines
@@ -171,7 +171,7 @@ def track(args: Namespace) -> int:
     wait_s = PREDECESSOR_S if args.owner else 0.0
     tries = math.inf if args.follow else TRIES
     try:
-        # Two would end each other's processes.
+        # Two trackers would end each other's processes.
         with held(folder / "track.lock", wait_s=wait_s):
             lacking = keep(commands, _say, lambda: stop.requested, tries=tries)
     except OwnedError as err:
@@ -182,7 +182,7 @@ def track(args: Namespace) -> int:
 
 
 def _write(args: Namespace, config: RunConfig, stop: Stop) -> int:
-    """What one tracker lacks; 0 once it has all."""
+    """Write the rows that one tracker lacks; 0 once it has all."""
     from rlstreams.show.metrics.rows import MetricRows, SamplePicks, read_rows
     from rlstreams.show.track.sinks import SINKS
     from rlstreams.show.track.tracker import Timely
@@ -205,7 +205,7 @@ def _write(args: Namespace, config: RunConfig, stop: Stop) -> int:
                 _say(f"{args.only}: has all of run {config.run.id}, {counted(num_rows, 'row')}")
         except StreamsError:
             raise
-        except Exception as err:  # noqa: BLE001 - a library's: told, and tried again
+        except Exception as err:  # noqa: BLE001 - a tracker library's: reported, and tried again
             _say(f"{args.only}: {type(err).__name__}: {' '.join(str(err).split())[:300]}")
             return 1
     return 0 if not args.follow or view.is_over or stop.requested else 1

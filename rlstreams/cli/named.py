@@ -1,4 +1,4 @@
-"""What is named on a command line, opened: a run or a recording; and what is printed of it."""
+"""The run or recording that a command line names, opened; progress and JSON on its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlstreams.streams.run.run_log import RunLog
     from rlstreams.workers.config.run import RunConfig
 
-LINE_EVERY_S = 10.0  # of progress that no terminal shows
+LINE_EVERY_S = 10.0  # between lines of progress, where no terminal shows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class NamedRun:
 
     log: RunLog
     folder: Path
-    model_path: str  # as its configuration names it; empty if there is none
+    model_path: str  # as its configuration names it; "": it names none
     config: RunConfig | None = None  # None: a recording's, which may be another release's
 
 
@@ -35,13 +35,13 @@ class NamedRun:
 def opened(
     names: Sequence[str], overrides: Sequence[str], say: Callable[[str], None] | None = None
 ) -> Iterator[NamedRun]:
-    """What `names` mean: a run's folder, TOML files (none: `./run.toml`), or a recording.
+    """Open a run by its folder or TOML files (none: `./run.toml`), or a recording.
 
     Args:
-        say: told what takes a while; None: it is said on stderr.
+        say: called with progress of slow work; None: stderr gets it.
 
     Raises:
-        ConfigError: neither a run nor a recording; names those that are there.
+        ConfigError: neither a run nor a recording; names the runs and recordings that exist.
         BrokerError: the run's broker cannot be reached or started.
     """
     from rlstreams.streams.run.open_run import open_run
@@ -65,12 +65,12 @@ def opened(
 
 
 def several(names: Sequence[str]) -> list[list[str]]:
-    """The runs that are named: each folder is one, TOML files are one together."""
+    """Return the names of each run: every folder is a run, TOML files together are one."""
     return [[name] for name in names] if all(map(os.path.isdir, names)) else [list(names)]
 
 
 def opened_run(config: RunConfig, say: Callable[[str], None] | None = None) -> RunLog:
-    """The run's log; what takes a while is said on stderr. Raises as `open_run`."""
+    """Open the run's log; progress of slow work goes to `say` or stderr. Raises as `open_run`."""
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.workers.bootstrap.parts import place_of
 
@@ -80,10 +80,10 @@ def opened_run(config: RunConfig, say: Callable[[str], None] | None = None) -> R
 def configuration(
     names: Sequence[str], overrides: Sequence[str], *, may_set: str = ""
 ) -> RunConfig:
-    """Of a run's folder as `up` left it, or of TOML files; of `./run.toml` if nothing is named.
+    """Load the configuration of a run's folder as `up` left it, or of TOML files (`./run.toml`).
 
     Args:
-        may_set: the section that may be set over a folder's own configuration; "": none.
+        may_set: the section that overrides may set in a folder's own configuration; "": none.
 
     Raises:
         ConfigError: no such folder, one without `config.json`, or files that cannot be used; names
@@ -112,7 +112,7 @@ def configuration(
 
 
 def print_json(*values: object) -> None:
-    """What `--json` prints: a JSON object a line, of dicts or of dataclasses."""
+    """Print dicts or dataclasses for `--json`: a JSON object a line."""
     import msgspec
 
     for value in values:
@@ -120,13 +120,13 @@ def print_json(*values: object) -> None:
 
 
 class Progress:
-    """What takes a while, on stderr: one line that changes, or in a file a line now and then."""
+    """Progress of slow work on stderr: one changing line; in a file, one every `LINE_EVERY_S`."""
 
     def __init__(self) -> None:
         self._shown, self._due_s = "", 0.0
 
     def __call__(self, text: str) -> None:
-        """Show `text` instead of what was shown; "": nothing."""
+        """Replace the shown text by `text`; "": show none."""
         if sys.stderr.isatty():
             if text or self._shown:
                 print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

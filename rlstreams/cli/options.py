@@ -1,8 +1,8 @@
-"""How a command is declared: click's commands, which list their arguments, and take overrides.
+"""Declaration of commands: click's, which also list their arguments and take overrides.
 
-A command is a function that gets what was typed as one `Namespace` and returns an exit status. Its
-docstring is its help. One that takes a configuration or a run has it as `args.config`: names and
-overrides together, so `load(*args.config)`.
+A command is a function that gets the typed arguments as one `Namespace` and returns an exit status.
+Its docstring is its help. A command that takes a configuration or a run has it as `args.config`:
+names and overrides together, so `load(*args.config)`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What the last words of a command line mean."""
+    """Meaning of the last words of a command line: their name in the usage line, and their help."""
 
     metavar: str
     about: str
@@ -46,9 +46,9 @@ OVERRIDES = Takes("", "")  # of a configuration that the command has itself
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words for the command, and the dotted overrides among them with their values.
+    """Split a command line into the command's words, and the dotted overrides with their values.
 
-    None of our own options has a dot, so the two cannot be mixed up. Behind `--` all are words.
+    No option of ours has a dot, so the two cannot be mixed up. Behind `--` all are words.
     """
     own: list[str] = []
     overrides: list[str] = []
@@ -70,10 +70,10 @@ class Command(click.Command):
     takes: Takes | None = None
     needs_names = True  # `./run.toml` must be there if nothing is named
     examples: Sequence[str] = ()  # as they are written
-    appendix: Callable[[], str] = staticmethod(lambda: "")  # costs something to make
+    appendix: Callable[[], str] = staticmethod(lambda: "")  # a function: the text is slow to make
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, without the overrides, which it does not know."""
+        """Parse as click does, without the overrides, which click does not know."""
         args, overrides = split_overrides(args)
         if overrides and self.takes is None:
             ctx.fail(f"{self.name} reads no configuration, so {overrides[0]} has no meaning")
@@ -85,7 +85,7 @@ class Command(click.Command):
         return rest
 
     def _with_optional_values(self, words: Sequence[str]) -> Iterator[str]:
-        """Each word; `--web` gets its own value unless a number follows: a file may as well."""
+        """Yield each word; `--web` gets its default value unless a number follows it."""
         plain = {
             name: str(one.flag_value)
             for one in self.params
@@ -106,7 +106,7 @@ class Command(click.Command):
         return int(self.callback(Namespace(**ctx.params)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Arguments first, then options."""
+        """Write arguments first, then options."""
         own = [p for p in self.params if isinstance(p, Argument)]
         if own:
             with formatter.section("Arguments"):
@@ -114,7 +114,7 @@ class Command(click.Command):
         super().format_options(ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Examples, and what the appendix says."""
+        """Write the examples, then the appendix."""
         del ctx
         with formatter.section("Examples"):
             for line in self.examples:
@@ -127,7 +127,7 @@ def _plain(value: object) -> object:
 
 
 class Argument(click.Argument):
-    """One that says what it is."""
+    """A positional argument with a line of help."""
 
     def __init__(self, decls: Sequence[str], about: str = "", **attrs: Any) -> None:  # noqa: ANN401
         super().__init__(decls, **attrs)
@@ -142,20 +142,20 @@ def argument(name: str, about: str, **attrs: Any) -> Callable[[Run], Run]:  # no
 
 
 class Group(click.Group):
-    """A command that has actions: each is declared as `NAME ACTION`."""
+    """A command with actions, each typed as `NAME ACTION`."""
 
     def __init__(self, name: str, about: str, text: str = "", *, was: str = "") -> None:
-        """Make it.
+        """Make a group.
 
         Args:
-            was: the action that the name alone stood for, for who still types it.
+            was: the action that the bare name once stood for; an unknown action's message names it.
         """
         super().__init__(name, help=f"{about}\n\n{text}", no_args_is_help=False)
         self.was = was
         self.subcommand_metavar = "ACTION ..."
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does; an action that is missing or unknown is answered with those there are."""
+        """Parse as click does; refuse a missing or unknown action with the list of actions."""
         if not args:
             refuse_nothing(ctx, "ACTION", self.list_commands(ctx))
         if args[0] not in ctx.help_option_names and args[0] not in self.commands:
@@ -163,7 +163,7 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def refuse(self, ctx: click.Context, args: Sequence[str]) -> NoReturn:
-        """End with what was meant."""
+        """End with a usage error that names the nearest action."""
         names = self.list_commands(ctx)
         near = get_close_matches(args[0], names, n=1)
         if self.was and not near:
@@ -172,24 +172,24 @@ class Group(click.Group):
         ctx.fail(f"there is no {args[0]}{meant(args[0], names)}")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of their declaration."""
+        """Return the actions in the order of their declaration."""
         del ctx
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each action with the first line of its help."""
+        """Write each action with the first line of its help."""
         del ctx
         with formatter.section("Actions"):
             write_commands(formatter, self.commands.values())
 
 
 def write_commands(formatter: click.HelpFormatter, found: Iterable[click.Command]) -> None:
-    """Each with the first line of its help, which click would cut."""
+    """Write each command with the first line of its help uncut; click would cut it."""
     formatter.write_dl([(str(one.name), (one.help or "").partition("\n")[0]) for one in found])
 
 
 def refuse_nothing(ctx: click.Context, what: str, names: Sequence[str]) -> NoReturn:
-    """End with what could have been typed."""
+    """End with a usage error that lists the possible words."""
     ctx.fail(
         f"{what} is missing, one of {', '.join(names)}; `{ctx.command_path} --help` says what "
         "each does"
@@ -197,7 +197,7 @@ def refuse_nothing(ctx: click.Context, what: str, names: Sequence[str]) -> NoRet
 
 
 def meant(word: str, names: Sequence[str]) -> str:
-    """The end of a sentence that refuses a word."""
+    """Return the end of a sentence that refuses a word: the nearest name, or all names."""
     if word in names:
         return f"; did you mean {word}?"
     near = get_close_matches(word, names, n=1)
@@ -213,14 +213,14 @@ def command(
     appendix: Callable[[], str] = lambda: "",
     text: str = "",
 ) -> Callable[[Run], Command]:
-    """Declare a command, or an action of a group: the function that does it.
+    """Declare a function as a command, or as an action of a group.
 
     Args:
         examples: lines that begin with `rlstreams`; a test types each.
-        takes: what its last words mean; None: it takes no run.
+        takes: meaning of its last words; None: it takes no run.
         needs_names: False: it can do without `./run.toml`.
-        appendix: what its help says last.
-        text: instead of the docstring, where one function does several things.
+        appendix: makes the last lines of its help.
+        text: its help instead of the docstring, for a function that serves several commands.
     """
 
     def declare(run: Run) -> Command:
@@ -275,12 +275,12 @@ X = _Real("X")
 
 
 def one_of(*names: str) -> click.Choice[str]:
-    """An option that takes one of these."""
+    """Return the type of an option that takes one of these names."""
     return click.Choice(names)
 
 
 def hidden(*names: str) -> Callable[[Run], Run]:
-    """Options that only our own processes give."""
+    """Declare hidden options, which only our own processes pass."""
 
     def declare(run: Run) -> Run:
         for name in names:
@@ -291,6 +291,6 @@ def hidden(*names: str) -> Callable[[Run], Run]:
 
 
 def set_threads(threads: int) -> None:
-    """How many threads torch computes with, for when it is imported: it reads them once."""
+    """Set the number of torch's threads; call it before torch is imported, which reads it once."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)

@@ -1,4 +1,4 @@
-"""`rlstreams record ACTION`: a run's topics as Parquet files, and how two of them differ."""
+"""`rlstreams record ACTION`: a run's topics as Parquet files, and differences of two runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(args: Namespace) -> int:
             on_progress=lambda now: show(_line_of(now)),
         )
     show("")
-    _tell(result, options)
+    _print_result(result, options)
     return 0
 
 
@@ -73,8 +73,8 @@ def _line_of(progress: Recorded) -> str:
     return f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
 
 
-def _tell(result: RecordingResult, options: RecordingOptions) -> None:
-    """What is there."""
+def _print_result(result: RecordingResult, options: RecordingOptions) -> None:
+    """Print the records and offsets of each topic, then the recording's totals."""
     size = sum(file.size_bytes for file in result.manifest.files if file.num_records)
     print(f"{'topic':<20} {'records':>10}  offsets")
     for name, topic in result.manifest.topics.items():
@@ -93,7 +93,7 @@ def _tell(result: RecordingResult, options: RecordingOptions) -> None:
 def list_(args: Namespace) -> int:
     """name recordings, with their runs, steps and times
 
-    Exit status 1 if of one something is missing.
+    Exit status 1 if a recording lacks something.
     """
     return _list(args.folder, is_read=False)
 
@@ -137,7 +137,7 @@ def _list(names: list[str], *, is_read: bool) -> int:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The recordings in a folder, or itself if it is one; also those whose manifest is gone."""
+    """Return the recordings in a folder, or the folder itself; none needs its manifest."""
     from rlstreams.streams.recording.manifest import holds_files
     from rlstreams.streams.run.recorded_log import is_recording
 
@@ -188,7 +188,7 @@ def diff(args: Namespace) -> int:
 
 @contextmanager
 def _opened(name: str) -> Iterator[Recording]:
-    """A recording, or one made in a temporary folder of what a run's topics hold now."""
+    """Open a recording, or make one of a run's topics as they are now, in a temporary folder."""
     from rlstreams.debug.replay.record import RecordingOptions, record
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.run.recorded_log import RecordedLog

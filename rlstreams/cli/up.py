@@ -76,7 +76,11 @@ def run(args: Namespace) -> int:
 
 
 def up_options(args: Namespace, files: Sequence[str | Path], words: Sequence[str]) -> UpOptions:
-    """What `up` is to do with files of a configuration; `words` start it again, but for steps."""
+    """Return the options of `up` for files of a configuration.
+
+    Args:
+        words: a command line that starts the run again, without `--steps`.
+    """
     from rlstreams.up.supervisor.fault_hook import UpOptions
     from rlstreams.workers.config.load import check_secrets, load_with_origins
 
@@ -94,7 +98,7 @@ def up_options(args: Namespace, files: Sequence[str | Path], words: Sequence[str
 
 
 def _drain() -> None:
-    """As Ctrl-C does; who read our output is gone as well, and up.log has it."""
+    """Drain as Ctrl-C does; output goes to up.log alone, as its reader has ended too."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

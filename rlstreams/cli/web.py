@@ -62,6 +62,6 @@ def run(args: Namespace) -> int:
 
 
 def _name(names: Sequence[str], taken: Collection[str]) -> str:
-    """What a run is called in addresses: the name of its folder or first file, told apart."""
+    """Return a run's name in addresses: its folder's or first file's, with a number if taken."""
     name = Path(names[0]).resolve().name
     return name if name not in taken else f"{name}-{len(taken) + 1}"

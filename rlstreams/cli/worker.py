@@ -42,16 +42,16 @@ _FLOW = re.compile(r"consumes:\s+(.*?)\s*produces:\s+(.*?)\s*waits for:", re.I |
 
 
 def roles() -> str:
-    """What each role consumes and produces, as its module says."""
-    told = []
+    """Return lines on the topics that each role consumes and produces, from its docstring."""
+    lines = []
     for path in sorted(Path(str(files("rlstreams.workers"))).glob("*/worker.py")):
         if (found := _FLOW.search(path.read_text(encoding="utf-8"))) is None:
             continue
         consumes, produces = (" ".join(text.split()).rstrip(".") for text in found.groups())
-        told += [f"  {path.parent.name}", *_wrapped(f"consumes {consumes}")]
-        told += _wrapped(f"produces {produces}")
+        lines += [f"  {path.parent.name}", *_wrapped(f"consumes {consumes}")]
+        lines += _wrapped(f"produces {produces}")
     about = "roles, each a process (`rlstreams broker topics` makes the run's topics first):"
-    return "\n\n" + "\n".join([about, *told])
+    return "\n\n" + "\n".join([about, *lines])
 
 
 def _wrapped(text: str) -> list[str]:
@@ -60,9 +60,9 @@ def _wrapped(text: str) -> list[str]:
     )
 
 
-# Set by `up`: the id that its reports carry, the ids of its predecessors that are known to have
-# ended, that its standard input closes when `up` is gone, the newest epoch when `up` began, where
-# it is to die on purpose, and where the model servers of the run are.
+# Set by `up`: the instance id for its reports, the ids of predecessors known to have ended, the
+# sign that its standard input closes when `up` ends, the newest epoch when `up` began, the crash
+# point at which it must die, and the addresses of the run's model servers.
 _HIDDEN = (
     "--instance", "--reaped", "--owner", "--claims-after", "--crash-at", "--server-urls",
 )  # fmt: skip
@@ -142,17 +142,17 @@ def run(args: Namespace) -> int:
             _serve_ranks(args, config, stop)
         else:
             _work(args, config, stop, joined)
-    except Exception as err:  # noqa: BLE001  (the process border: told, and turned into a status)
+    except Exception as err:  # noqa: BLE001  (the process border: logged, and turned into a status)
         runtime.explain(err)
         return runtime.exit_status(err)
     return runtime.Exit.DONE
 
 
 def _is_joining(args: Namespace) -> bool:
-    """Whether the run is told by its broker and its name.
+    """Whether the run is named by its broker and its id.
 
     Raises:
-        ConfigError: one of them is missing, or something is given that has no place beside them.
+        ConfigError: broker or id is missing, or an option is given that has no place beside them.
     """
     if not args.join:
         if extra := [n for n in ("run", "password_file") if getattr(args, n)]:
@@ -211,7 +211,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             turns = own = lease.DeviceTurns(context, device, control.leases)
             if not own.await_first(lambda: bool(control.poll()) and not stop.requested):
                 return
-        is_compared = args.role != "trainer"  # the trainer's is the configuration
+        is_compared = args.role != "trainer"  # all others compare theirs with the trainer's claim
         if is_compared:
             ClaimCheck(context, ForeignRecords(context.worker, bus.schemas())).at_start()
         if joined is not None:  # it may have been refused, and nobody has heard of it
@@ -227,7 +227,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
 
 
 def _shared_device(context: Context) -> Device | None:
-    """What the role has by turns: a server that of those that use it, the judge's nothing."""
+    """Return the device that the role leases: a server its users', the judge's server none."""
     from rlstreams.workers.bootstrap.judge_server import is_judge
 
     if is_judge(context):
@@ -236,7 +236,7 @@ def _shared_device(context: Context) -> Device | None:
 
 
 def _import_first(config: RunConfig, role: str) -> None:
-    """What the role computes with: seconds in which a number of its own would say that it works."""
+    """Import the role's libraries; an ordinal taken before would announce it as working."""
     if role == "server" or (role == "logprob" and config.logprob.place != "separate"):
         return
     import os
@@ -249,7 +249,7 @@ def _import_first(config: RunConfig, role: str) -> None:
 
 
 def _context(args: Namespace, config: RunConfig, bus: Bus, joined: Joined | None) -> Context:
-    """Of this process; one that joins has no number yet, and is held to the claim that it found."""
+    """Return this process's context; one that joins has no ordinal yet, and follows its claim."""
     import uuid
 
     from rlstreams.workers.loop.agreement import files_of
@@ -272,14 +272,14 @@ def _context(args: Namespace, config: RunConfig, bus: Bus, joined: Joined | None
 
 
 def _placed(config: RunConfig, ordinal: int) -> RunConfig:
-    """With the device of a log-prob worker: one of several has the GPUs behind the others'."""
+    """Set the device of a log-prob worker: each of several gets the GPUs behind the others'."""
     from rlstreams.workers.bootstrap.gpus import placed
 
     return placed(config).of_replica(ordinal)
 
 
 def _serve_ranks(args: Namespace, config: RunConfig, stop: Stop) -> None:
-    """Until it is told to stop: it outlives its trainers."""
+    """Serve ranks until a request to stop: the server outlives its trainers."""
     import uuid
 
     from rlstreams.workers.compute.rank_server import make_rank_server
@@ -293,7 +293,7 @@ def _serve_ranks(args: Namespace, config: RunConfig, stop: Stop) -> None:
 
 @contextmanager
 def _health(args: Namespace) -> Iterator[Health]:
-    """What is told of this worker; answered meanwhile, if a port is named."""
+    """Yield this worker's health; a port serves it meanwhile, if one is named."""
     from rlstreams.workers.loop.health import Health
 
     health = Health(args.role if args.join else f"{args.role}-{args.ordinal or 0}")
@@ -303,7 +303,7 @@ def _health(args: Namespace) -> Iterator[Health]:
 
 
 def _config(args: Namespace) -> RunConfig:
-    """From TOML files, or from the one JSON file that `up` wrote."""
+    """Load the configuration from TOML files, or from the one JSON file that `up` wrote."""
     from rlstreams.workers.config.here import config_here
     from rlstreams.workers.config.load import load, read_json
 

@@ -23,7 +23,7 @@ def schema_file(name: str) -> Path:
 
 @cache
 def schema_text(name: str) -> str:
-    """The text of an event's schema, as it is published to the topic `schemas`."""
+    """Return the text of an event's schema, as it is published to the topic `schemas`."""
     return schema_file(name).read_text(encoding="utf-8")
 
 
@@ -45,10 +45,10 @@ def fingerprint(text: str) -> bytes:
 
 
 def fingerprint_of_foreign(text: str) -> bytes | None:
-    """The same of a text that somebody else may have written; None if it is no schema."""
+    """Return the fingerprint of a text of any origin; None if the text is no schema."""
     try:
         return fingerprint(text)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None  # the parser's own error for a schema that lacks a word is a KeyError
+        return None  # the parser raises a bare KeyError for a schema that lacks an attribute
     except SchemaParseException:
         return None

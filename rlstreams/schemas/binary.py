@@ -29,7 +29,7 @@ from rlstreams.schemas.tensor import Buffer
 
 MARKER = b"\xc3\x01"
 HEADER_BYTES = len(MARKER) + 8
-# What reading foreign bytes raises, ours and fastavro's.
+# Errors that our decoders and fastavro raise for corrupt bytes.
 _CORRUPT = (
     IndexError,
     ValueError,
@@ -40,7 +40,7 @@ _CORRUPT = (
     AttributeError,
     struct.error,
 )
-# What a foreign writer's schema raises: no schema, one that ours cannot take, a bottomless one.
+# Errors that a foreign schema raises: no schema, one that ours cannot take, a bottomless one.
 _UNRESOLVABLE = (SchemaParseException, SchemaResolutionError, RecursionError)
 _BY_NAME: Mapping[str, type[Event]] = {cls.__name__: cls for cls in EVENTS}
 
@@ -58,17 +58,17 @@ class UnknownEventError(UnknownSchemaError):
 
 
 class SchemaTexts(Protocol):
-    """Writers' schema texts by fingerprint: a mapping, or what asks a log (`Bus.schemas`)."""
+    """Writers' schema texts by fingerprint: a mapping, or a look-up in a log (`Bus.schemas`)."""
 
     def get(self, print_: bytes, /) -> str | None:
-        """The text; None: nobody has it."""
+        """Return the schema's text; None: no such fingerprint is known."""
 
 
 NO_TEXTS: Mapping[bytes, str] = MappingProxyType({})
 
 
 def encode(event: Event) -> list[Buffer]:
-    """The record's value as buffers in order; tensors are not copied. Join them to send.
+    """Return the record's value as buffers in order; tensors are not copied. Join them to send.
 
     Raises:
         TypeError, ValueError, AttributeError: a field holds what its type cannot.
@@ -77,12 +77,12 @@ def encode(event: Event) -> list[Buffer]:
 
 
 def decode(value: Buffer, schemas: SchemaTexts = NO_TEXTS) -> Event:
-    """The event in `value`. Raw tensors are views of `value`: it lives as long as they do.
+    """Return the event in `value`. Raw tensors are views of `value`: it lives as long as they do.
 
     Args:
         value: a whole record.
-        schemas: further schema texts, as the topic `schemas` has them; asked for what neither the
-            package nor its history knows.
+        schemas: further schema texts, as the topic `schemas` has them, for fingerprints that
+            neither the package nor its history knows.
 
     Raises:
         DecodeError: not framed, truncated, with bytes to spare, or a field out of its domain.
@@ -103,12 +103,12 @@ def decode(value: Buffer, schemas: SchemaTexts = NO_TEXTS) -> Event:
 
 
 def header_of(cls: type[Event]) -> bytes:
-    """What records of an event's present schema begin with."""
+    """Return the marker and fingerprint that begin an event's records of the present schema."""
     return MARKER + fingerprint(schema_text(cls.__name__))
 
 
 def read_own(decoder: Decoder, cls: type[Event], value: Buffer) -> Any:  # noqa: ANN401
-    """What `decoder` reads of a record that begins with `header_of(cls)`.
+    """Decode a record that begins with `header_of(cls)`.
 
     Raises:
         DecodeError: damaged, truncated, or with bytes to spare.
@@ -177,8 +177,8 @@ def _resolve(value: Buffer, print_: bytes, schemas: SchemaTexts) -> Event:
         writer = writer_schema(text)
         name = str(writer["name"]).rpartition(".")[2]
         if name not in _BY_NAME:
-            told = f"schema fingerprint {print_.hex()} is of an unknown event {name}"
-            raise UnknownEventError(told)
+            message = f"schema fingerprint {print_.hex()} is of an unknown event {name}"
+            raise UnknownEventError(message)
         plain = schemaless_reader(stream, writer, parsing_form(schema_text(name)))
     except _UNRESOLVABLE as err:
         raise DecodeError(

@@ -1,7 +1,8 @@
 """Facts about agents: a session's starts, each model call, how it closed, what it earned.
 
 A *session* is one agent that works on one task. A *call* is one request to the model. An *outcome*
-is what somebody says of a session. All records of a session lie in its prompt's partition number.
+is a reward of a session, or a failure to judge it. All records of a session lie in its prompt's
+partition number.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass, field
 from rlstreams.schemas.rollouts import Segment
 from rlstreams.schemas.tensor import Tensor
 
-# How a session closed (`SessionClosed.kind`), or what an outcome says (`OutcomeReported.kind`).
+# Kinds of a session's close (`SessionClosed.kind`) and of an outcome (`OutcomeReported.kind`).
 ENDED = "ended"  # the agent said that it is done
 LIMIT = "limit"  # it reached a limit: calls, tokens, seconds, room in the context
 AGENT = "agent"  # its own code failed
 ENVIRONMENT_FAILED = "environment"  # a sandbox or a tool of it failed
-GRADER = "grader"  # whoever should judge it failed
+GRADER = "grader"  # the grader that should judge it failed
 INFRASTRUCTURE = "infrastructure"  # engine, gateway or machine failed
 ABANDONED = "abandoned"  # nobody will go on with it
 REWARD = "reward"  # of an outcome: it has a reward
@@ -131,7 +132,7 @@ class SessionClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeReported:
-    """What a grader, the agent or an operator says of a session or of one call."""
+    """An outcome of a session or of one call, reported by a grader, the agent or an operator."""
 
     session_id: str
     group_id: str

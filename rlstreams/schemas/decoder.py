@@ -4,9 +4,9 @@ Python source is generated once per class. A record is filled while it belongs t
 class with the same `__slots__`, whose `__class__` is then set (Python data model, "__slots__":
 allowed between classes of equal slots).
 
-Every piece of code moves `i` behind what it read, never back. A length or a number of items that
-the record has no bytes for is refused where it stands; what leads beyond the end by less is found
-by the caller, who compares where the fields end with where the record does.
+Every piece of code moves `i` behind the bytes that it read, never back. A length or a number of
+items that the record has no bytes for is refused where it stands. A smaller overrun is found by the
+caller, which compares where the fields end with where the record ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from rlstreams.schemas.shapes import Source, fields_of, shape_of
 from rlstreams.schemas.varint import read_count, read_length, read_long
 
-# (record, view of it, start) -> (what was read, end); `end` may lie past a record that was cut.
+# (record, view of the record, start) -> (value, end); `end` may lie past a record that was cut.
 Decoder = Callable[[bytes, memoryview, int], tuple[Any, int]]
-# Fields by name: the variable of one that is read whole, or what is wanted of the records in it.
+# Fields by name: the variable that a whole field is read to, or the wanted fields of its records.
 Wanted = Mapping[str, "str | Wanted"]
 
 _READ = {
@@ -109,8 +109,8 @@ def _refuse(what: str, byte: int, i: int) -> None:
 
 
 _SCOPE: dict[str, object] = {
-    # What a first byte says if it is the whole number: the integer; the bytes of a text with its
-    # length, else 0; the number of items, else -1.
+    # By a number's first byte, if that is the whole number: the integer; the bytes of a text and
+    # its length prefix, else 0; the number of items, else -1.
     "SHORT_LONG": tuple((z >> 1) ^ -(z & 1) for z in range(128)),
     "SHORT_SIZE": tuple(1 + (z >> 1) if z < 128 and not z & 1 else 0 for z in range(256)),
     "SHORT_COUNT": tuple(z >> 1 if z < 128 and not z & 1 else -1 for z in range(256)),
@@ -165,7 +165,7 @@ class _Reader:
                 self._within(f"{cls.__name__}.{name}", kind, within, depth)
 
     def _within(self, path: str, kind: Any, wanted: Wanted, depth: int) -> None:  # noqa: ANN401
-        """Read a part of a record, or of each of several."""
+        """Read the wanted fields of a nested record, or of each record of an array."""
         shape, inner = shape_of(kind)
         if shape == "record":
             self.part(inner, wanted, depth)
@@ -254,7 +254,7 @@ def _variables(wanted: Wanted) -> Iterator[str]:
 
 
 def _of_item(wanted: Wanted) -> Wanted:
-    """The same with the variables that each item of an array is read to."""
+    """Return `wanted` with the names of the variables that one item of an array is read to."""
     return {
         name: f"{within}_" if isinstance(within, str) else _of_item(within)
         for name, within in wanted.items()

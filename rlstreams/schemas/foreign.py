@@ -1,9 +1,9 @@
-"""Writers' schemas that are not in the package: who wrote them is not known, so reading must end.
+"""Writers' schemas that are not in the package: their writers are unknown, so reading must end.
 
 Avro allows schemas under which a few bytes take for ever: a type that holds itself recurses as deep
 as a record is long, an array whose items take no bytes may name any number of them, and records
-that take none, each twice within the next one, are more than anybody can count. No event of ours
-has any of these; rather than crash or hang, their records are unreadable.
+that take no bytes, each twice within the next one, are more than anybody can count. No event of
+ours has any of these; rather than crash or hang, such records are unreadable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def writer_schema(text: str) -> Any:  # noqa: ANN401  (fastavro's own untyped fo
 
 
 def _least_bytes(schema: Any, names: dict[str, int | None]) -> int:  # noqa: ANN401
-    """The fewest bytes that a value takes. `names`: of types so far; None: still being looked at.
+    """Return the fewest bytes that a value of a schema takes.
+
+    Args:
+        names: fewest bytes of each named type so far; None: the type is still being measured.
 
     Raises:
         ValueError: see `writer_schema`.

@@ -32,7 +32,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacementRequested:
-    """An operator wants a dropped group's row tried once more, whatever its letter said."""
+    """An operator wants a dropped group's row tried once more, whatever its dead letter said."""
 
     run: str
     group_id: str  # of the closed group; the one that answers names it in `replaces`
@@ -43,13 +43,13 @@ class ReplacementRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """How busy a worker keeps one model server."""
+    """The load that a worker puts on one model server."""
 
     server: str  # its address
     in_flight: int  # requests that it was given and has not answered
     limit: int  # most that it is given at once
     why: str  # what moved the limit last
-    num_preemptions: int  # seen by this worker
+    num_preemptions: int  # that this worker has seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class WorkerReport:
     policy_version: int
     counters: dict[str, float] = field(default_factory=dict)
     at_ms: int = 0  # on the clock of its host
-    host: str = ""  # name of the machine or container; empty: written before it was told
+    host: str = ""  # name of the machine or container; empty: of a release without this field
     servers: dict[str, str] = field(default_factory=dict)  # state of each model server, by address
     loads: tuple[ServerLoad, ...] = ()  # of those that it uses
 
@@ -80,7 +80,7 @@ class ControlState:
     limits: dict[str, float] = field(default_factory=dict)
     by: str = ""
     at_ms: int = 0
-    reason: str = ""  # why, in a sentence; of what nobody asked for
+    reason: str = ""  # why, in a sentence, where no operator asked for the change
     # Processes that `up` keeps, by role; a role that is not named: as many as before.
     workers: dict[str, int] = field(default_factory=dict)
 

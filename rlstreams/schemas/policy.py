@@ -88,5 +88,5 @@ class PolicyLoaded:
     paused_s: float  # how long generation stood still for it
     loaded_at_ms: int
     # "weight_hash": computed from what came. "transfer": a server took it, which checked the
-    # sender's checksum of the bytes on the way. "": written before it was told.
+    # sender's checksum of the bytes on the way. "": of a release without this field.
     verified: str = ""

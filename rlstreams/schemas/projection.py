@@ -1,4 +1,4 @@
-"""A few fields of a record, without the rest of it: for readers that need no tensors."""
+"""A few fields of a record, without its other fields: for readers that need no tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Projection:
 
 
 def _want(wanted: dict[str, Any], path: Sequence[str], variable: str) -> str:
-    """Add a field; the variable that it is read to."""
+    """Add a field to `wanted`; return the variable that it is read to."""
     node: Any = wanted
     for name in path[:-1]:
         node = node.setdefault(name, {}) if isinstance(node, dict) else None

@@ -74,7 +74,7 @@ class Trajectory:
     # uint8 or uint16 [tokens - 1, layers, top_k]; the last token of a row is never forwarded
     routed_experts: Tensor | None = None
     routed_experts_mask: Tensor | None = None  # uint8 [tokens - 1], 1 = recorded; None = all are
-    engine: str = ""  # name and version of what sampled it
+    engine: str = ""  # name and version of the engine that sampled it
     worker: str = ""
     instance: str = ""
     prompt_partition: int = -1
@@ -82,7 +82,7 @@ class Trajectory:
     started_at_ms: int = 0
     finished_at_ms: int = 0
     reward_note: str = ""  # why it earned that, in words: of a reward function or a judge
-    # Digest of the settings, code and templates that answered and judged it; "": not told.
+    # Digest of the settings, code and templates that answered and judged it; "": not recorded.
     judged_by: str = ""
 
 
@@ -115,8 +115,8 @@ class ScoredTrajectory:
     trajectory_partition: int = -1
     trajectory_offset: int = -1
     scored_at_ms: int = 0
-    # Which samples were scored together, in which order: padding and batch decide the last bit.
-    window: int = -1  # counted by the instance; -1: not told
+    # The samples scored together, and their order: padding and batch decide the last bit.
+    window: int = -1  # counted by the instance; -1: not recorded
     window_place: int = -1  # in the window, from 0
     window_size: int = -1  # records of the window
     # Scored along the recorded experts of each token (routed_experts), not the live router's.

@@ -1,4 +1,4 @@
-"""Facts about training: who may train, which step used which samples, which groups were dropped."""
+"""Facts about training: claims of trainers, steps with their samples, dropped groups."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TrainerStarted:
     hashes: dict[str, str]  # data set, tokenizer, model folder, files of user code
     versions: dict[str, str]  # this code and the libraries that numerics depend on
     started_at_ms: int
-    host: str = ""  # name of the machine or container; empty: written before it was told
+    host: str = ""  # name of the machine or container; empty: of a release without this field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class TrainerHeartbeat:
     next_step: int
     detail: str
     at_ms: int
-    claim_offset: int = -1  # where in `steps` the claim of its epoch lies; -1: not told
+    claim_offset: int = -1  # offset in `steps` of the claim of its epoch; -1: not recorded
     # Offsets in `steps` of events under its epoch that this trainer did not write.
     disowned: tuple[int, ...] = ()
 

@@ -58,8 +58,8 @@ class Tensor:
 
         Raises:
             TensorError: unknown dtype or codec, corrupt compressed bytes, or a wrong length. Never
-                more is unpacked than dtype and shape ask for; whether that is too much for the
-                field that it is in, the caller has to say before.
+                more is unpacked than dtype and shape ask for; the caller checks the limit of its
+                field before.
         """
         dtype = _NUMPY.get(self.dtype)
         if dtype is None:
@@ -90,14 +90,14 @@ class Tensor:
             # The decompressor would believe the frame header and allocate what it says.
             declared = zstandard.frame_content_size(self.data)
             if declared != num_bytes:
-                told = f"declares {declared}" if declared >= 0 else "does not say how many it has"
+                size = f"declares {declared}" if declared >= 0 else "does not say how many it has"
                 raise TensorError(
-                    f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, its frame {told}"
+                    f"tensor of {self.dtype} {self.shape} needs {num_bytes} bytes, its frame {size}"
                 )
             return zstandard.ZstdDecompressor().decompress(self.data, allow_extra_data=False)
         except (zstandard.ZstdError, MemoryError, OverflowError) as err:
-            told = str(err) or "more than there is memory for"
-            raise TensorError(f"tensor of {self.dtype} {self.shape}: {told}") from err
+            reason = str(err) or "more than there is memory for"
+            raise TensorError(f"tensor of {self.dtype} {self.shape}: {reason}") from err
 
     def __len__(self) -> int:
         """Length of the first axis; 0 for a scalar shape."""

@@ -56,7 +56,10 @@ def read_long(buf: Buffer, i: int) -> tuple[int, int]:
 
 
 def read_length(buf: Buffer, i: int) -> tuple[int, int]:
-    """The length of a text or of bytes at `i`; raises as `read_long`, or where it cannot be."""
+    """Return the length of a text or of bytes at `i`, and where the length ends.
+
+    Raises as `read_long`, and ValueError for a length that the buffer has no bytes for.
+    """
     n, i = read_long(buf, i)
     if not 0 <= n <= len(buf) - i:
         raise ValueError(f"length {n} at byte {i}, but {len(buf) - i} bytes are left")
@@ -64,9 +67,9 @@ def read_length(buf: Buffer, i: int) -> tuple[int, int]:
 
 
 def read_count(buf: Buffer, i: int) -> tuple[int, int]:
-    """The number of items of an array or map block at `i`; a negative one carries a byte size.
+    """Return the item count of an array or map block at `i`; a negative one carries a byte size.
 
-    Raises as `read_long`, or where it cannot be: every item takes a byte at least.
+    Raises as `read_long`, and ValueError for more items than bytes left (each takes one or more).
     """
     n, i = read_long(buf, i)
     if n < 0:

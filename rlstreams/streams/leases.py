@@ -2,8 +2,8 @@
 
 A turn is granted by `up`, held by its process once its memory is loaded, recalled by `up`, and
 released by the process once its memory is given up; `up` writes `lost` for a process that has
-ended. What does not follow from the state before is void, so a record of a process that lost its
-lease changes nothing, and no device ever has two holders.
+ended. An event that does not follow from the state before is void, so a record of a process that
+lost its lease changes nothing, and no device ever has two holders.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Lease:
 
     turn: int = 0
     state: str = FREE
-    holder: str = ""  # worker; also of a lease that is free: who held it last
+    holder: str = ""  # worker; of a free lease the last holder
     instance: str = ""
-    since_ms: int = 0  # of this state, by the reader's clock
-    held_ms: int = 0  # since when the holder has its memory, likewise; 0: not yet
+    since_ms: int = 0  # begin of this state, by the reader's clock
+    held_ms: int = 0  # time at which the holder loaded its memory, likewise; 0: not yet
     begun: set[str] = field(default_factory=set)  # processes that ever held it
-    ended: str = ""  # how the last turn that is over ended: RELEASED or LOST
-    is_torn: bool = False  # the first record that was read begins in the middle of a turn
+    ended: str = ""  # end of the last finished turn: RELEASED or LOST
+    is_torn: bool = False  # the first record that was read lies in the middle of a turn
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody holds it."""
+        """Whether no process holds the lease."""
         return self.state == FREE
 
     def is_of(self, instance: str) -> bool:
@@ -58,17 +58,17 @@ class Leases:
         return self._leases.setdefault(device, Lease())
 
     def apply(self, event: Event, read_ms: int = 0) -> bool:
-        """Take one event in log order; False: it is void, or about something else.
+        """Take one event in log order; return False if it is void, or about something else.
 
         Args:
-            read_ms: the reader's clock; 0: it does not ask for times.
+            read_ms: the reader's clock; 0: times are not needed.
         """
         if not isinstance(event, DeviceLease):
             return False
         lease = self[event.device]
         is_next = event.turn == lease.turn + (event.state == GRANTED)
         is_own = event.state == GRANTED or event.instance == lease.instance
-        # What ended a turn that a compacted log begins in may be gone.
+        # A compacted log may begin within a turn, and lack the event that ended it.
         does_follow = lease.state in _FOLLOWS.get(event.state, ())
         does_follow |= lease.is_torn and event.state == GRANTED
         does_follow &= is_next and is_own

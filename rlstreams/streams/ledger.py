@@ -1,7 +1,7 @@
-"""Ledger: the one fold of topic `steps`. Pure: events in the log's order in, what counts out.
+"""Ledger: the one fold of topic `steps`. Pure: it takes events in the log's order.
 
-`StepCompleted` alone is the authority on what was trained, and a claim (`TrainerStarted`) on who
-may write it. Whatever the broker let through, an event counts only if the newest claim before it is
+`StepCompleted` alone is the authority on trained samples, and a claim (`TrainerStarted`) on its
+writer. Whatever the broker let through, an event counts only if the newest claim before it is
 of its own epoch: its writer was not fenced. A claim counts if its epoch follows the newest one's.
 Of the steps of one number the first counts, if it is the next one. A branch (`RunBranched`) goes on
 from a step of another run: it counts as the first event of all. All other events are void to every
@@ -43,29 +43,29 @@ LedgerEvent: TypeAlias = (
     | RunBranched
 )
 _E = TypeVar("_E", bound=Event)
-OWNED = (StepCompleted, GroupsDropped, RedoDrifted)  # what its trainer goes on from
-EXPIRED = "expired"  # a drop's reason: retention has removed records of groups that were open
-DISOWNABLE = 32  # newest events that a trainer may still say not to have written
+OWNED = (StepCompleted, GroupsDropped, RedoDrifted)  # events that their trainer goes on from
+EXPIRED = "expired"  # a drop's reason: retention has removed records of open groups
+DISOWNABLE = 32  # number of newest events that a trainer may still disown
 NOWHERE = Position(STEPS.name, 0, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFact:
-    """A completed step: what it made, where its event lies, and what its redo has to read."""
+    """A completed step: its version, its event's position, and the records that its redo reads."""
 
     step: int
     epoch: int
     policy_version: int
-    weight_hash: str  # in force: of the newest drift at this step, else as the step recorded it
+    weight_hash: str  # of the newest drift at this step, else as the step recorded it
     position: Position
     oldest: Mapping[int, int]  # partition of scored-trajectories -> lowest offset of a sample
 
 
 def _ignore(_event: Event, _position: Position) -> None:
-    """For who does not ask."""
+    """Do nothing: the listener of a caller that needs no such events."""
 
 
-def _tell(
+def _notify(
     listeners: Iterable[Callable[[_E, Position], None]], event: _E, position: Position
 ) -> None:
     for listener in listeners:
@@ -77,12 +77,14 @@ _EMPTY = ClosedGroups(watermark=0)
 
 
 class _Closings:
-    """The closed set and the positions behind the newest events that changed them. Of those that
-    their trainer disowns, soon after they came, nothing stays."""
+    """The closed set and the positions after the newest events that changed them.
+
+    Events that their trainer disowns, soon after they came, have no effect.
+    """
 
     def __init__(self, closed: ClosedGroups = _EMPTY) -> None:
         self._base: _Closed = (closed, ())
-        # Offset, and what the event said; positions None: nothing of them.
+        # Offset of an event, its closed set, its positions (None: it names none).
         self._recent: deque[tuple[int, ClosedGroups, tuple[PartitionPosition, ...] | None]] = (
             deque()
         )
@@ -110,30 +112,30 @@ class _Closings:
         events: Iterable[tuple[int, ClosedGroups, tuple[PartitionPosition, ...] | None]],
     ) -> _Closed:
         closed, positions = base
-        for offset, said, told in events:
+        for offset, said, named in events:
             if offset not in self.disowned:
                 closed = _union(closed, said)
-                positions = positions if told is None else told
+                positions = positions if named is None else named
         return closed, positions
 
 
 def _union(closed: ClosedGroups, said: ClosedGroups) -> ClosedGroups:
-    """What is closed stays so, also if the log holds a drop twice."""
+    """Return the union of two closed sets: a closed group stays closed."""
     watermark = max(closed.watermark, said.watermark)
     above = {number for number in {*closed.above, *said.above} if number >= watermark}
     return ClosedGroups(watermark=watermark, above=tuple(sorted(above)))
 
 
 class Ledger:
-    """State after the events so far. Its size is that of the claims and of the open groups.
+    """State after the events so far. Its size grows with the claims and the open groups.
 
     Args:
         begins_anywhere: the events may begin behind the first claim or the first step, and leave
-            steps out, as a recording of some of them does. Otherwise nothing counts before the
-            first claim, and a step only if it is the one behind the last.
+            steps out, as a recording of some steps does. Otherwise no event counts before the
+            first claim, and a step only if its number follows the last one's.
         keeps_steps: also keep `steps`, and `hashes` and `made_by` of all versions.
         on_step, on_drop, on_redone, on_branch: called with each event that counts, once it is
-            folded, and with the position that `apply` was given.
+            folded, and with its position.
     """
 
     def __init__(
@@ -152,25 +154,25 @@ class Ledger:
         self._on_redone, self._on_branch = [on_redone], [on_branch]
         self._above: frozenset[int] = frozenset()
         self._closings = _Closings()
-        self.branch: RunBranched | None = None  # where another run was, and this one goes on
-        self.claims: dict[int, TrainerStarted] = {}  # by epoch: each names its configuration
+        self.branch: RunBranched | None = None  # the step of another run that this one continues
+        self.claims: dict[int, TrainerStarted] = {}  # by epoch
         self.claim: TrainerStarted | None = None  # the newest
         self.heartbeat: TrainerHeartbeat | None = None  # of the newest claim
         self.last_step = 0  # the newest completed step; before the first 0, or the branch's base
-        self.last_void_step = 0  # the newest that somebody wrote and that does not count
+        self.last_void_step = 0  # the newest void step
         self.drifted_step = 0  # the newest step whose weights a redo replaced
         self.num_drifts = 0
-        self.policy_version = NO_VERSION  # the newest
-        self.weight_hash = ""  # its
+        self.policy_version = NO_VERSION  # the newest version
+        self.weight_hash = ""  # of the newest version
         self.closed = ClosedGroups(watermark=0)
         self.positions: tuple[PartitionPosition, ...] = ()
         self.num_dropped: Counter[str] = Counter()  # groups by reason
         self.num_void = 0
-        self.newest_void = ""  # what it was, where it lies, and why it is void
+        self.newest_void = ""  # kind, position and reason of the newest void event
         self.steps: dict[int, StepFact] = {}
         self.hashes: dict[int, str] = {}  # by version: a number never gets a second content
-        # Step by version; 0: the model that the run began with. The numbers are the same until a
-        # redo drifts: a step then makes a second version.
+        # Step by version; 0: the model that the run began with. A version has its step's number
+        # until a redo drifts: a step then makes a second version.
         self.made_by: dict[int, int] = {}
 
     def listen(
@@ -181,14 +183,14 @@ class Ledger:
         on_redone: Callable[[StepsRedone, Position], None] = _ignore,
         on_branch: Callable[[RunBranched, Position], None] = _ignore,
     ) -> None:
-        """Call these too, behind those that listen already: folds of one reader share a ledger."""
+        """Add listeners, called after the present ones: folds of one reader share a ledger."""
         self._on_step.append(on_step)
         self._on_drop.append(on_drop)
         self._on_redone.append(on_redone)
         self._on_branch.append(on_branch)
 
     def apply(self, event: Event, position: Position = NOWHERE) -> bool:
-        """Fold one event; False if it is void or is none of this topic's."""
+        """Fold one event; return False if it is void, or not of this topic."""
         if not isinstance(event, LedgerEvent):
             return False
         if why := self._void_because(event):
@@ -202,17 +204,17 @@ class Ledger:
                 self._claim(event)
             case StepCompleted():
                 self._step(event, position)
-                _tell(self._on_step, event, position)
+                _notify(self._on_step, event, position)
             case GroupsDropped():
                 self._drop(event, position)
-                _tell(self._on_drop, event, position)
+                _notify(self._on_drop, event, position)
             case RedoDrifted():
                 self._drift(event)
             case StepsRedone():
-                _tell(self._on_redone, event, position)
+                _notify(self._on_redone, event, position)
             case RunBranched():
                 self._begin(event)
-                _tell(self._on_branch, event, position)
+                _notify(self._on_branch, event, position)
             case TrainerHeartbeat():
                 self.heartbeat = event
                 if event.disowned:
@@ -221,22 +223,22 @@ class Ledger:
         return True
 
     def is_disowned(self, step: int) -> bool:
-        """Whether the trainer in whose name a kept step was written says that it did not."""
+        """Whether the trainer that a kept step names as its writer disowns it."""
         return step in self.steps and self.steps[step].position.offset in self._closings.disowned
 
     @property
     def begins_behind(self) -> int:
-        """The step behind which this run's own begin; 0, unless it is a branch."""
+        """The step behind which this run's own steps begin; 0, unless it is a branch."""
         return self.branch.step if self.branch else 0
 
     @property
     def epoch(self) -> int:
-        """Of the newest claim; 0 before the first, which makes it 1."""
+        """Epoch of the newest claim; 0 before the first claim."""
         return self.claim.epoch if self.claim else 0
 
     @property
     def step_target(self) -> int:
-        """Where the run ends, as the newest claim says; 0 before the first."""
+        """The last step of the run by the newest claim; 0 before the first claim."""
         return self.claim.step_target if self.claim else 0
 
     @property
@@ -246,7 +248,7 @@ class Ledger:
 
     @property
     def num_closed(self) -> int:
-        """Closed training groups."""
+        """Number of closed training groups."""
         return self.closed.watermark + len(self._above)
 
     @property
@@ -259,7 +261,7 @@ class Ledger:
         return group < self.closed.watermark or group in self._above
 
     def _void_because(self, event: LedgerEvent) -> str:
-        """Why an event does not count; empty: it does."""
+        """Return why an event does not count; "": it counts."""
         if isinstance(event, RunBranched):
             has_begun = self.branch or self.claim or self.last_step
             return "a branch begins with it, and this run had begun" if has_begun else ""
@@ -318,7 +320,7 @@ class Ledger:
     def _drop(self, event: GroupsDropped, position: Position) -> None:
         self.num_dropped.update(group.reason for group in event.groups)
         has_expired = any(group.reason == EXPIRED for group in event.groups)
-        # Of what expired nobody needs what lies there any more.
+        # Where groups expired, no reader needs the records at the positions any more.
         self._closings.take(position.offset, event.closed, () if has_expired else None)
         self._settle()
 
@@ -343,7 +345,7 @@ class Ledger:
 
 
 def oldest_offsets(event: StepCompleted) -> dict[int, int]:
-    """By partition of scored-trajectories the lowest offset of a sample of the step."""
+    """Return, by partition of scored-trajectories, the lowest offset of a sample of the step."""
     oldest: dict[int, int] = {}
     for sample in event.samples:
         oldest[sample.partition] = min(sample.offset, oldest.get(sample.partition, sample.offset))

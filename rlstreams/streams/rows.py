@@ -1,7 +1,8 @@
-"""The rows of a sample: sequences that the model reads, each from its first token on. Pure.
+"""The rows of a sample: sequences of tokens, each of which the model reads by itself. Pure.
 
-A sample is one row, but for a session with branches. A row of several is the sample with no tokens
-in all segments but its own, so segments keep their numbers, by which scores and masks name them.
+A sample is one row, except for a session with branches. One of several rows is the sample with
+empty segments in place of the other rows', so segments keep their numbers, by which scores and
+masks name them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NOTHING = Segment(author="environment", token_ids=Tensor.of(np.empty(0, np.int3
 
 
 def row_places(trajectory: Trajectory) -> list[range]:
-    """The segments of each row, by number."""
+    """Return the segment numbers of each row."""
     authors = [segment.author for segment in trajectory.segments]
     starts = [
         number
@@ -30,7 +31,7 @@ def row_places(trajectory: Trajectory) -> list[range]:
 
 
 def rows_of_sample(trajectory: Trajectory) -> tuple[Trajectory, ...]:
-    """Each row as a sample by itself; of one row the sample.
+    """Return each row as a sample by itself; a sample of one row unchanged.
 
     Raises:
         schemas.TensorError: routed experts that cannot be read.
@@ -59,7 +60,7 @@ def _part(rows: Tensor | None, start: int, end: int) -> Tensor | None:
 
 
 def scored_rows(scored: ScoredTrajectory) -> tuple[ScoredTrajectory, ...]:
-    """Each row with its scores; raises as `rows_of_sample`."""
+    """Return each row with its scores; raises as `rows_of_sample`."""
     places, rows = row_places(scored.trajectory), rows_of_sample(scored.trajectory)
     if len(rows) == 1:
         return (scored,)
@@ -72,11 +73,11 @@ def scored_rows(scored: ScoredTrajectory) -> tuple[ScoredTrajectory, ...]:
 
 
 def row_counts(samples: Sequence[ScoredTrajectory]) -> tuple[int, ...]:
-    """Rows of each sample; (): one each."""
+    """Return the number of rows of each sample; (): one each."""
     counts = tuple(len(row_places(sample.trajectory)) for sample in samples)
     return counts if any(num > 1 for num in counts) else ()
 
 
 def main_row(trajectory: Trajectory) -> tuple[Segment, ...]:
-    """The segments of its first row: what was asked and answered, without branches."""
+    """Return the segments of a sample's first row: its main chain, without branches."""
     return trajectory.segments[: row_places(trajectory)[0].stop]

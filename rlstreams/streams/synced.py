@@ -1,4 +1,4 @@
-"""Files that are whole, and on disk, once they have their name."""
+"""Files that get their name once they are whole and on disk."""
 
 from __future__ import annotations
 

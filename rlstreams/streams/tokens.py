@@ -1,4 +1,4 @@
-"""The tokens of one sample as flat arrays: who wrote each, under which version, how likely it was.
+"""The tokens of one sample as flat arrays: authors, versions and log-probs.
 
 N is the number of tokens, prompt included; every array of a `TokenTable` has that length.
 """
@@ -23,7 +23,7 @@ _NOT_RESCORED = "behavior"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
-    """NaN in a float array: nobody gave a number for that token."""
+    """Arrays over a sample's tokens. NaN in a float array: the token has no such number."""
 
     ids_N: Ints
     authors: tuple[str, ...]  # one per segment
@@ -42,12 +42,12 @@ class TokenTable:
 
     @property
     def is_policy_N(self) -> npt.NDArray[np.bool_]:
-        """Which tokens a policy sampled."""
+        """Mask of the tokens that a policy sampled."""
         return np.isin(self.segment_N, [n for n, a in enumerate(self.authors) if a == "policy"])
 
 
 def token_table(trajectory: Trajectory, scored: ScoredTrajectory | None = None) -> TokenTable:
-    """The tokens of a trajectory, with its scores if there are any.
+    """Return the tokens of a trajectory, with its scores if there are any.
 
     Raises:
         schemas.TensorError: a tensor that cannot be read.
@@ -76,7 +76,7 @@ def token_table(trajectory: Trajectory, scored: ScoredTrajectory | None = None) 
 
 
 def _part(tensor: Tensor | None, length: int) -> Floats:
-    """One segment's numbers, NaN where it has none."""
+    """Return one segment's numbers, NaN where it has none."""
     if tensor is None:
         return np.full(length, np.nan, np.float32)
     part: Floats = tensor.numpy()
@@ -86,8 +86,8 @@ def _part(tensor: Tensor | None, length: int) -> Floats:
 
 
 def mismatch(scored: ScoredTrajectory) -> float:
-    """Engine mismatch: the largest distance of a token's proximal from its behavior log-prob where
-    both are of one version, nats. NaN where nothing was scored under the version that sampled it.
+    """Return the engine mismatch: the largest distance of a token's proximal from its behavior
+    log-prob where both are of one version, nats. NaN: no score is of the version that sampled.
 
     Raises:
         schemas.TensorError: tensors that cannot be read, or do not fit together.

@@ -1,14 +1,14 @@
 """The life of a worker: the one fold of reports, weight pulls and leases.
 
-A worker is a name, `rollout-0`; each of its processes is an *instance*. The newest one that was met
-first is the worker; what an older one still writes (a zombie woke up) changes its own life alone.
+A worker is a name, `rollout-0`; each of its processes is an *instance*. The instance whose first
+report came last is the worker; later reports of an older one (a zombie) change its own life alone.
 Reports of one instance older than its newest are passed by. A process that joins takes a name only
-if nobody has it (`is_taken`): of two that ask for one, the second is passed by.
+if no other process has it (`is_taken`): of two that ask for one, the second is passed by.
 
-Clocks of hosts differ, and step. Which worker is silent, and since when it stands, is asked of the
-fold's clock alone. Of a log that is read later that is the first host's: another host's is put
-beside it by its first report, which was written when ours had come so far, and a clock that was set
-back by the report behind. Who follows a live log says how time passes (`passes`).
+Clocks of hosts differ, and step. Silence and standstill are measured by the fold's clock alone. For
+a log that is read later it is the first host's clock: another host's is aligned with it by that
+host's first report, and a clock that was set back by the next report. A follower of a live log
+reports how time passes (`passes`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.leases import Leases
 
-SILENT_S = 6.0  # a worker that reported nothing for this long is shown as silent
-JOINING = "joining"  # the state of a first report that asks for a name; it is followed by ...
-JOIN_S = 600.0  # ... the next one once a model is loaded, this late at most
+SILENT_S = 6.0  # a worker without a report for so long is shown as silent
+JOINING = "joining"  # state of a first report, which asks for a name
+JOIN_S = 600.0  # longest time from that report to the next, once a model is loaded
 STARTING = (JOINING, "starting")
-JOINED_FROM = 1000  # below it are the numbers of those that the configuration or `up` counts
-WINDOW_S = 10.0  # that rates are over
-STEP_MS = 60_000  # a report that is older than its host's last one by more: its clock was set back
-KEPT = 500  # marks of one kind
-# Counters that say that something was done; time spent or a pull that failed is no progress.
+JOINED_FROM = 1000  # lowest ordinal of workers that join; the configuration and `up` use lower ones
+WINDOW_S = 10.0  # time that rates are over
+STEP_MS = 60_000  # a report older than its host's last one by more shows a clock that was set back
+KEPT = 500  # checkpoints, and loads, that are kept
+# Counters of progress; time spent or a pull that failed is none.
 PROGRESS = (
     "sampled_tokens",
     "samples",
@@ -51,9 +51,9 @@ PROGRESS = (
     "dropped_groups",
     "pulls",
 )
-# What is counted before anything of it is committed, or can be had again by every new process.
+# Counters of work that is not committed yet, or that every new process can repeat.
 _NO_WORK = frozenset({"sampled_tokens", "fetched_records", "failed_pulls", "given_up"})
-# What a role is there for.
+# Counters of a role's own work.
 _WORK = ("samples", "evaluation_samples", "server_starts")
 
 
@@ -69,53 +69,53 @@ class Life:
     from_ms: int  # its first report
     at_ms: int
     since_ms: int  # first report of its present state
-    moved_ms: int  # when it began, or last finished something (its start is one)
+    moved_ms: int  # its begin, or its last progress (its start is progress)
     state: str
     detail: str
     policy_version: int
     counters: Mapping[str, float]
     heard_ms: int = 0  # its last report
     loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses
-    has_started: bool = False  # it reported that it does more than to start
+    has_started: bool = False  # it has reported another state than those of a start
 
     @property
     def is_joined(self) -> bool:
-        """Whether it came by itself: nobody who started the run knows of it."""
+        """Whether it joined by itself: `up` and the configuration do not know it."""
         number = self.worker.rpartition("-")[2]
         return number.isdecimal() and int(number) >= JOINED_FROM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """A worker came back as another process."""
+    """A worker's return as another process."""
 
     worker: str
     role: str
     at_ms: int  # first report of the new process
     last_seen_ms: int  # last report of the old one
-    was_clean: bool  # the old process had said that it stops
+    was_clean: bool  # the old process had reported that it stops
     before: str = ""  # instance of the old process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A process that ended without a goodbye, and came back as another one."""
+    """A process that ended without a final report, and came back as another one."""
 
     worker: str
     role: str
     instance: str
     at_ms: int  # its last report
-    worked_ms: int | None  # when a later process of this worker did its first work; None: not yet
+    worked_ms: int | None  # first work of a later process of this worker; None: not yet
 
     @property
     def seconds(self) -> float | None:
-        """Without the work of this worker; None: it has not worked since."""
+        """Time without this worker's work; None: it has not worked since."""
         return None if self.worked_ms is None else (self.worked_ms - self.at_ms) / 1000
 
 
 @dataclass(slots=True)
 class Worker:
-    """One worker: its processes, the newest last, and what they did together."""
+    """One worker: its processes, the newest last, and their sums."""
 
     lives: dict[str, Life] = field(default_factory=dict)  # by instance
     window: deque[tuple[int, Mapping[str, float]]] = field(default_factory=deque)  # ms, counters
@@ -123,7 +123,7 @@ class Worker:
 
     @property
     def newest(self) -> Life:
-        """The process that is the worker."""
+        """The newest process, which is the worker."""
         return next(reversed(self.lives.values()))
 
     @property
@@ -161,23 +161,23 @@ class Workers:
     def __init__(self) -> None:
         self.by_name: dict[str, Worker] = {}
         self.leases = Leases()
-        self.pulling: dict[str, PullRequested] = {}  # not confirmed, by worker
+        self.pulling: dict[str, PullRequested] = {}  # unconfirmed pulls by worker
         self.pulls = Pulls()
         self.restarts: list[Restart] = []
         self.checkpoints: deque[tuple[str, int]] = deque(maxlen=KEPT)  # worker, ms
         self.num_results = 0  # trajectories and scores that were read
         self.now_ms = 0  # newest report of all, by the first host's clock
-        self.clock_ms = 0  # the fold's clock: silence, and how long something stands
-        self._host_ms: dict[str, int] = {}  # its last report, by its own clock
-        self._ahead_ms: dict[str, int] = {}  # a host's clock, of the first host's
-        self.apart_ms: dict[str, int] = {}  # a host's clock, of that of whoever follows the log
-        self._live_ms: int | None = None  # the fold's clock, of that of whoever follows the log
+        self.clock_ms = 0  # the fold's clock, for silence and standstill
+        self._host_ms: dict[str, int] = {}  # a host's last report, by its own clock
+        self._ahead_ms: dict[str, int] = {}  # a host's clock less the first host's
+        self.apart_ms: dict[str, int] = {}  # a host's clock less the log's follower's
+        self._live_ms: int | None = None  # the fold's clock less the log's follower's
         self._lives: dict[str, Life] = {}  # by instance
         self._worked: set[str] = set()  # instances
         self._first_work_ms: dict[str, int] = {}  # by instance
 
     def apply(self, event: Event) -> None:
-        """Take one event; what is about no worker is passed by."""
+        """Take one event; events about no worker change nothing."""
         match event:
             case Trajectory() | ScoredTrajectory():
                 self.num_results += 1
@@ -205,34 +205,34 @@ class Workers:
         return sorted(self._lives.values(), key=lambda life: (life.worker, life.from_ms))
 
     def of(self, role: str) -> Sequence[Life]:
-        """The workers of a role that have reported."""
+        """Return the workers of a role that have reported."""
         return [life for life in self.all if life.role == role]
 
     def asked(self, role: str, starting: Collection[str] = ()) -> Sequence[Life]:
-        """The workers of a role of which work is expected: none that left, or that has not come
-        yet, while others are there.
+        """Return the workers of a role that should work: without those that left, or have not
+        joined yet, while others are there.
 
         Args:
-            starting: workers of which a process was started.
+            starting: workers with a newly started process.
         """
         workers = self.of(role)
         away = {w.worker for w in workers if w.state in ("stopped", JOINING)} - set(starting)
         return [w for w in workers if w.worker not in away] or workers
 
     def life(self, instance: str) -> Life | None:
-        """The process; None: it has not reported."""
+        """Return the process; None: it has not reported."""
         return self._lives.get(instance)
 
     def has_worked(self, instance: str) -> bool:
-        """Whether this process has something in the log, or counts that it has."""
+        """Whether this process has output in the log, or counts such output."""
         return instance in self._worked
 
     @property
     def deaths(self) -> Sequence[Death]:
-        """Processes that ended without a goodbye and came back, as they were noticed.
+        """Processes that ended without a final report and came back, as they were noticed.
 
-        Work is a sample, a score, an issued sample or a step; of a model server, that it is ready.
-        It is dated by the trajectory or the step, else by the report that counts it.
+        Work is a sample, a score, an issued sample or a step; of a model server, its readiness.
+        Its time is that of the trajectory or the step, else of the report that counts it.
         """
         found = []
         for restart in self.restarts:
@@ -252,42 +252,44 @@ class Workers:
         return found
 
     def works(self, instance: str, at_ms: int) -> None:
-        """This process has done work by then; of a step its ledger says so."""
+        """Note that this process has done work by `at_ms`; of a step its ledger's listener does."""
         self._first_work_ms[instance] = min(at_ms, self._first_work_ms.get(instance, at_ms))
 
     def passes(self, now_ms: int) -> None:
-        """Whoever has read a log to its end says how time goes on there, by a clock that does not
-        step; from the first call on that is the fold's clock, whatever the hosts' clocks say."""
+        """Advance the fold's clock; a follower calls it at the log's end, by a clock without steps.
+
+        From the first call on this is the fold's clock, whatever the hosts' clocks.
+        """
         if self._live_ms is None:
             self._live_ms = max(0, self.clock_ms - now_ms)
         self.clock_ms = max(self.clock_ms, now_ms + self._live_ms)
 
     def idle_s(self, instance: str, since_ms: int) -> float:
-        """How long a process has said that it waits, of the time since `since_ms`."""
+        """Return the seconds since `since_ms` for which a process has reported that it waits."""
         life = self._lives.get(instance)
         if life is None or life.state != "waiting":
             return 0.0
         return (self.clock_ms - max(life.since_ms, since_ms)) / 1000
 
     def is_silent(self, life: Life) -> bool:
-        """Whether it should have reported by the fold's clock, and did not."""
+        """Whether a report of this process is overdue, by the fold's clock."""
         age_ms = self.clock_ms - life.heard_ms
         limit_s = JOIN_S if life.state == JOINING else SILENT_S
         return age_ms > limit_s * 1000 and life.state != "stopped"
 
     def is_taken(self, name: str) -> bool:
-        """Whether a process has this name: it reports, and has not said that it stops."""
+        """Whether a process has this name: it reports, and has not reported that it stops."""
         worker = self.by_name.get(name)
-        if worker is None or not worker.lives:  # of a name that is asked for
+        if worker is None or not worker.lives:  # no lives: the name was only asked for
             return False
         return worker.newest.state != "stopped" and not self.is_silent(worker.newest)
 
     def present(self, role: str) -> Sequence[Life]:
-        """The workers of a role that are there."""
+        """Return the workers of a role that are present."""
         return [life for life in self.of(role) if self.is_taken(life.worker)]
 
     def total(self, role: str, counter: str) -> float:
-        """A counter, over all processes of a role."""
+        """Return a counter's sum over all processes of a role."""
         of_role = (life for life in self._lives.values() if life.role == role)
         return sum(life.counters.get(counter, 0.0) for life in of_role)
 
@@ -305,20 +307,20 @@ class Workers:
             self._go_on(worker, life, event, heard_ms)
 
     def _tick(self, event: WorkerReport) -> int:
-        """When a report was written, by the fold's clock."""
+        """Return the time of a report, by the fold's clock."""
         host, at_ms = event.host, event.at_ms
         if host not in self._ahead_ms:
             self._ahead_ms[host] = at_ms - self.now_ms if self._ahead_ms else 0
         elif at_ms < self._host_ms[host] - STEP_MS:
             self._ahead_ms[host] += at_ms - self._host_ms[host]
         self._host_ms[host] = at_ms
-        told_ms = at_ms - self._ahead_ms[host]
-        self.now_ms = max(self.now_ms, told_ms)
+        heard_ms = at_ms - self._ahead_ms[host]
+        self.now_ms = max(self.now_ms, heard_ms)
         if self._live_ms is not None:
             self.apart_ms[host] = at_ms - (self.clock_ms - self._live_ms)
             return self.clock_ms
-        self.clock_ms = max(self.clock_ms, told_ms)
-        return told_ms
+        self.clock_ms = max(self.clock_ms, heard_ms)
+        return heard_ms
 
     def _begin(self, worker: Worker, event: WorkerReport, heard_ms: int) -> None:
         if worker.lives:
@@ -342,7 +344,7 @@ class Workers:
         self._take(worker, life, event, heard_ms)
 
     def _go_on(self, worker: Worker, life: Life, event: WorkerReport, heard_ms: int) -> None:
-        if life is not worker.newest:  # what it counts now, it cannot have committed
+        if life is not worker.newest:  # an older process cannot commit the work that it counts now
             life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
             life.heard_ms = heard_ms
             return
@@ -382,7 +384,7 @@ class Workers:
 
 
 def _moved(life: Life, event: WorkerReport) -> bool:
-    """Whether a report says that something was finished; a start is."""
+    """Whether a report shows progress; a start is progress."""
     has_started = life.state in STARTING and event.state not in STARTING
     old, new = life.counters, event.counters
     return has_started or any(old.get(name, 0.0) != new.get(name, 0.0) for name in PROGRESS)

@@ -1,1 +1,1 @@
-"""How what the log holds is said: tokens, texts, numbers, times, one sample stage by stage."""
+"""Wording of what the log holds: tokens, texts, numbers, times, one sample stage by stage."""

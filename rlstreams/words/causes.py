@@ -10,12 +10,12 @@ from rlstreams.schemas.events import DeadLetter
 
 _RAISED = re.compile(r"(\S+:\d+): .*?\braised (\w+)", re.S)  # of user code
 _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
-_LONGEST = 200  # characters of a detail without a place that tell causes apart
+_LONGEST = 200  # characters of a detail without a place that distinguish causes
 
 
 @dataclass(slots=True)
 class Cause:
-    """What was set aside for one cause."""
+    """Dead letters of one cause: their reason, number and newest detail."""
 
     reason: str
     num: int
@@ -23,10 +23,10 @@ class Cause:
 
 
 def causes(letters: Iterable[DeadLetter]) -> list[Cause]:
-    """The most frequent first.
+    """Return dead letters by cause, the most frequent cause first.
 
     Args:
-        letters: the oldest first.
+        letters: dead letters, the oldest first.
     """
     found: dict[tuple[str, str], Cause] = {}
     for letter in letters:
@@ -37,7 +37,7 @@ def causes(letters: Iterable[DeadLetter]) -> list[Cause]:
 
 
 def _same(detail: str) -> str:
-    """`file:line` and the error's name; else the detail without quoted words and numbers."""
+    """Return `file:line` and the error's name; else the detail without quoted words and numbers."""
     if (raised := _RAISED.match(detail)) is not None:
         return f"{raised[1]} {raised[2]}"
     return _VARIES.sub("#", detail[:_LONGEST])

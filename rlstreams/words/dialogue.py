@@ -1,6 +1,6 @@
-"""What a call of an agent was asked and answered, in words: its record's request, in its dialect.
+"""Request and answer of an agent's call in words, read from its record in the call's dialect.
 
-Where a request cannot be read, a foreign writer's for example, the tokens say what is new.
+Where a request cannot be read, a foreign writer's for example, its new tokens are shown as text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DIALECTS: Mapping[str, Dialect] = {
     "responses": Responses(),
     "messages": Messages(),
 }
-PROMPT = "prompt"  # who speaks where only tokens are known
+PROMPT = "prompt"  # the role where only tokens are known
 
 
 def words_of(spelling: Spelling) -> Words:
-    """By a run's tokenizer, which is asked for what no message says."""
+    """Return a function from call to words; the run's tokenizer spells what no message holds."""
 
     def words(call: CallCommitted) -> Spoken:
         asked = _asked(call)

@@ -1,4 +1,4 @@
-"""Our own words, each with a sentence for whoever meets it on a screen: infra/docs/glossary.md."""
+"""Our own words, each with a sentence that explains it on a screen: infra/docs/glossary.md."""
 
 from __future__ import annotations
 

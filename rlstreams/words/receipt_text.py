@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from rlstreams.streams.lineage.receipt import LoadReceipt, Receipt, Span
 from rlstreams.words.screen import clock_text, number
 
-_HASH = 12  # digits that are shown
+_HASH = 12  # digits of a hash that are shown
 
 
 def receipt_lines(found: Receipt) -> Iterator[str]:
-    """A block for each span that the policy sampled, then the sample's own lines."""
+    """Yield a block for each span that the policy sampled, then the sample's own lines."""
     if found.reward is None:
         yield f"receipt of {found.sample}: no token of it is in this log"
         return
@@ -22,7 +22,7 @@ def receipt_lines(found: Receipt) -> Iterator[str]:
     for span in found.spans:
         if span.policy_version is not None:
             yield from _span(found, span)
-    yield f"  judged     reward {found.reward:g} by {found.judged_by or 'who does not tell'}"
+    yield f"  judged     reward {found.reward:g} by {found.judged_by or 'an unrecorded grader'}"
     if found.epoch:
         yield f"             settings and files: claim of epoch {found.epoch}, in --json"
     if trained := found.trained:

@@ -1,4 +1,4 @@
-"""One sample made ready to be shown: its lineage, stages, tokens, and their words.
+"""One sample ready for display: its lineage, stages, tokens, and their words.
 
 Times of stages are those that each process wrote, by its own clock.
 """
@@ -28,19 +28,19 @@ _HASH = 12  # digits of a weight hash that are shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One thing that happened to a sample, or to the weights that it was made with or made."""
+    """One event in the life of a sample, or of the weights that it was sampled with or changed."""
 
     role: str
     what: str  # a word or two
     detail: str
     at_ms: int
-    until_ms: int  # the same as `at_ms` for what takes no time
+    until_ms: int  # equal to `at_ms` for a stage that takes no time
     position: Position | None = None
     is_own: bool = True  # False: about weights, not about the sample itself
 
 
 def stages(lineage: Lineage) -> list[Stage]:
-    """All of them, by time."""
+    """Return the stages of a sample and of its weights, by time."""
     return sorted(_stages(lineage), key=lambda stage: (stage.at_ms, stage.until_ms))
 
 
@@ -136,23 +136,23 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Stage:
 
 def _scored(record: Record[ScoredTrajectory]) -> Stage:
     event = record.event
-    told = ", ".join(
+    scores = ", ".join(
         f"segment {score.segment} under {score.policy_version} ({score.anchor})"
         for score in event.scores
     )
-    detail = f"{event.worker}: {told or 'nothing to score'}"
+    detail = f"{event.worker}: {scores or 'nothing to score'}"
     return _moment("logprob", "scored", detail, event.scored_at_ms, record.position)
 
 
 def _trained(lineage: Lineage, trained: TrainedIn) -> Stage:
     step, ref = trained.step, trained.ref
-    told = ", ".join(str(n) for n in sorted(set(staleness(lineage).values())))
+    distances = ", ".join(str(n) for n in sorted(set(staleness(lineage).values())))
     masked = f", {len(trained.masked)} segments masked" if trained.masked else ""
     return Stage(
         role="trainer",
         what=f"step {step.step}",
         detail=f"sample {trained.index + 1} of {len(step.samples)}, micro-batch "
-        f"{trained.micro_batch + 1}, advantage {ref.advantage:+.3f}, staleness {told or '-'}"
+        f"{trained.micro_batch + 1}, advantage {ref.advantage:+.3f}, staleness {distances or '-'}"
         f"{masked}",
         at_ms=step.started_at_ms,
         until_ms=step.finished_at_ms,
@@ -161,7 +161,7 @@ def _trained(lineage: Lineage, trained: TrainedIn) -> Stage:
 
 
 def staleness(lineage: Lineage) -> dict[int, int]:
-    """By policy segment: the version that was trained minus the one that sampled it.
+    """Return the staleness of each policy segment: the version trained minus the one that sampled.
 
     Empty for a sample that no step used.
     """
@@ -181,24 +181,24 @@ def _versions(versions: list[int]) -> str:
     return f"{'version' if len(named) == 1 else 'versions'} {', '.join(named) or '-'}"
 
 
-_WORTH_TELLING = 1e-3  # nats
+_LEAST_SHOWN = 1e-3  # nats
 _LEAST = 1e-30  # equal numbers are no difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleDetail:
-    """All that is shown of one sample."""
+    """Everything that a screen shows of one sample."""
 
     lineage: Lineage
     stages: tuple[Stage, ...]  # by time
     tokens: TokenTable | None = None  # None: not sampled yet, or its tensors cannot be read
-    words: tuple[str, ...] = ()  # one per token
-    mismatch: float = float("nan")  # largest under one version, nats
+    words: tuple[str, ...] = ()  # one text per token
+    mismatch: float = float("nan")  # largest one under one version, nats
     problem: str = ""  # why there are no tokens, or no words
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """That sampled its tokens, in the order of their first token."""
+        """Versions that sampled its tokens, in the order of their first token."""
         if self.tokens is None:
             return ()
         found = dict.fromkeys(self.tokens.version_N.tolist())
@@ -206,22 +206,22 @@ class SampleDetail:
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """Of its policy segments, in versions; empty for what no step used."""
+        """Staleness of its policy segments, in versions; empty for a sample that no step used."""
         return tuple(staleness(self.lineage).values())
 
     @property
     def note(self) -> str:
-        """A sentence about what the log does not have of it; empty if nothing is missing."""
+        """A sentence that names the sample's records missing in the log; "": none is missing."""
         missing = self.lineage.missing
         return f"not in this log, removed or not recorded: {', '.join(missing)}" if missing else ""
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that a policy sampled."""
+        """Number of tokens that a policy sampled."""
         return 0 if self.tokens is None else int(self.tokens.is_policy_N.sum())
 
     def said_by(self, author: str) -> str:
-        """The text of all segments of one author."""
+        """Return the text of all segments of one author."""
         if self.tokens is None:
             return ""
         authors = self.tokens.authors
@@ -229,7 +229,7 @@ class SampleDetail:
         return "".join(word for word, number in pairs if authors[number] == author)
 
     def turns(self) -> list[tuple[str, str]]:
-        """(Author, text) in order; neighbours of one author are one turn."""
+        """Return (author, text) in order; neighbours of one author are one turn."""
         if self.tokens is None:
             return []
         authors = self.tokens.authors
@@ -241,37 +241,37 @@ class SampleDetail:
         return found
 
     def worst_tokens(self, num: int) -> list[int]:
-        """Where proximal and behavior log-prob differ most, the largest first; at most `num`.
+        """Return the indices of the at most `num` tokens with the largest difference of log-probs.
 
-        One at least, where there is any; others only from a thousandth of a nat on.
+        The largest difference comes first, however small; others need a thousandth of a nat.
         """
         if self.tokens is None:
             return []
         distance_N = np.nan_to_num(np.abs(self.tokens.difference_N), nan=-1.0)
         order = np.argsort(-distance_N, kind="stable")[:num]
-        floor = min(_WORTH_TELLING, float(distance_N[order[0]])) if order.size else 0.0
+        floor = min(_LEAST_SHOWN, float(distance_N[order[0]])) if order.size else 0.0
         return [int(at) for at in order if distance_N[at] >= max(floor, _LEAST)]
 
 
 def sample_detail(lineage: Lineage, spelling: Spelling) -> SampleDetail:
-    """Everything computed that is shown; what cannot be is named in `problem`."""
-    told = tuple(stages(lineage))
+    """Compute everything that is shown; `problem` names the part that cannot be computed."""
+    found = tuple(stages(lineage))
     rollout = lineage.rollout
     if rollout is None:
-        return SampleDetail(lineage=lineage, stages=told)
+        return SampleDetail(lineage=lineage, stages=found)
     scored = lineage.scored.event if lineage.scored is not None else None
     try:
         tokens = token_table(rollout, scored)
         worst = mismatch(scored) if scored is not None else float("nan")
     except TensorError as err:
         return SampleDetail(
-            lineage=lineage, stages=told, problem=f"its tokens cannot be read: {err}"
+            lineage=lineage, stages=found, problem=f"its tokens cannot be read: {err}"
         )
     prompt = lineage.prompt.event if lineage.prompt is not None else None
     is_other = bool(spelling.hash) and prompt and prompt.tokenizer_hash != spelling.hash
     return SampleDetail(
         lineage=lineage,
-        stages=told,
+        stages=found,
         tokens=tokens,
         words=tuple(words(tokens.ids_N.tolist(), NUMBERS if is_other else spelling)),
         mismatch=worst,

@@ -1,4 +1,4 @@
-"""What live view and report share: what is shown, answers spelled out, times, marks."""
+"""Input and wording that live view and report share: answers spelled out, times, marks."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillMark:
-    """A process ended without a goodbye while this step was being made."""
+    """A process that ended without a final report while this step was being made."""
 
     step: int
     worker: str
-    killed_at_ms: int = 0  # by `up` itself; 0: it ended for a reason of its own
+    killed_at_ms: int = 0  # time at which `up` itself killed it; 0: it ended for its own reason
 
     def __str__(self) -> str:
-        """`rollout-0 killed`, or `rollout-0 restarted`: of the others only that is known."""
+        """Return `rollout-0 killed`; or `rollout-0 restarted`, if `up` did not kill it."""
         return f"{self.worker} {'killed' if self.killed_at_ms else 'restarted'}"
 
 
 def ends(marks: Sequence[KillMark]) -> str:
-    """What they are in one word: `killed` if all of them were."""
+    """Return one word for all marks: `killed` if `up` killed every one, else `restarted`."""
     return "killed" if all(mark.killed_at_ms for mark in marks) else "restarted"
 
 
 def spell(token_ids: Sequence[int]) -> str:
-    """Tokens as numbers, where there is no tokenizer."""
+    """Return tokens as numbers, for a run without a tokenizer."""
     return " ".join(str(token) for token in token_ids)
 
 
@@ -50,25 +50,25 @@ class ProcessInfo:
     is_alive: bool
     restarts: int = 0
     instance: str = ""  # of the process; empty while there is none
-    started_s: float | None = None  # monotonic; None: there is none, and none is about to start
+    started_s: float | None = None  # monotonic; None: no process, and none is about to start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveInput:
-    """All that is shown."""
+    """Everything that a screen shows of a run."""
 
     run: str
     views: ViewState
     elapsed_s: float
-    step_target: int = 0  # until the trainer's claim says it
+    step_target: int = 0  # used until the trainer's claim names its own
     processes: Sequence[ProcessInfo] = ()
     kills: Sequence[KillMark] = ()
-    message: str = ""  # the newest thing that happened, e.g. a kill
+    message: str = ""  # the newest event, e.g. a kill
     state: str = "running"  # "starting", "running", "draining", ...
 
     @property
     def workers(self) -> dict[str, WorkerView]:
-        """By name, without those that left: they reported their end, and have no process."""
+        """Workers by name, without those that left: reported as stopped, and without a process."""
         processes = {process.worker for process in self.processes}
         return {
             worker.worker: worker
@@ -78,17 +78,17 @@ class LiveInput:
 
     @property
     def target(self) -> int:
-        """Steps to do; 0 while nobody knows."""
+        """Steps to do; 0 while that is not known."""
         return self.views.run.step_target or self.step_target
 
 
 def visible(text: str) -> str:
-    """Text of a model or of a data set, with control characters as Python escapes them."""
+    """Return text of a model or of a data set, with control characters as Python escapes them."""
     return _STEERS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[tuple[int, str]]:
-    """(policy version, text) of each run; decoded together, so that pieces join as they should."""
+    """Yield (policy version, text) of each run; decoded together, so that the pieces join."""
     ids: tuple[int, ...] = ()
     done = ""
     for run in answer.runs:
@@ -99,7 +99,7 @@ def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[
 
 
 def over(*points: EvaluationPoint) -> str:
-    """Over how many answers these accuracies are: `over 256 answers each`."""
+    """Return the number of answers that these accuracies are over: `over 256 answers each`."""
     counts = [point.num_samples for point in points]
     first = f"over {counts[0]:,} {'answer' if counts[0] == 1 else 'answers'}"
     if len(counts) == 1:
@@ -121,7 +121,7 @@ def clock_text(at_ms: int) -> str:
 
 
 def waits(given: LiveInput) -> str:
-    """What each process does that does not simply work: `rollout-0 starting: loads weights`."""
+    """Return the state of each process that is not working: `rollout-0 starting: loads weights`."""
     reported = given.workers
     alive = {process.worker: process.is_alive for process in given.processes}
     found = []
@@ -145,8 +145,8 @@ def doing(state: str, detail: str) -> str:
 
 
 def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
-    """What restarted trainers did again, a line each, of more than a few one line for all; and the
-    checkpoints that they did not start from."""
+    """Return the steps that restarted trainers redid, a line each (more than a few: one line for
+    all), and the checkpoints that they passed over."""
     done = [one for one in redone if one.last_step >= one.first_step]
     if len(done) > REDONE_LINES:
         num_steps = sum(one.last_step - one.first_step + 1 for one in done)
@@ -165,18 +165,18 @@ def redone_lines(redone: Sequence[StepsRedone]) -> list[str]:
 
 
 def passed_over_lines(redone: Sequence[StepsRedone]) -> list[str]:
-    """Checkpoints that restarted trainers passed over, the newest last; each once."""
-    # The same one is passed over at every restart, until newer ones push it out.
+    """Return checkpoints that restarted trainers passed over, a line each, the newest last."""
+    # One checkpoint is passed over at every restart, until newer ones push it out.
     every = dict.fromkeys((it.checkpoint, it.reason) for one in redone for it in one.passed_over)
-    told = [f"checkpoint {name} was passed over at a restart: {why}" for name, why in every]
-    if len(told) <= REDONE_LINES:
-        return told
-    num_left = len(told) - REDONE_LINES
-    return [f"{num_left} other checkpoints were passed over at restarts", *told[-REDONE_LINES:]]
+    lines = [f"checkpoint {name} was passed over at a restart: {why}" for name, why in every]
+    if len(lines) <= REDONE_LINES:
+        return lines
+    num_left = len(lines) - REDONE_LINES
+    return [f"{num_left} other checkpoints were passed over at restarts", *lines[-REDONE_LINES:]]
 
 
 def number(value: float) -> str:
-    """A value, short: `0.25`, `1,200`, `2e-04`."""
+    """Return a value in few digits: `0.25`, `1,200`, `2e-04`."""
     if value == 0:
         return "0"
     if abs(value) >= 100:

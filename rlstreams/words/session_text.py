@@ -17,10 +17,10 @@ from rlstreams.words.texts import short
 
 
 def session_lines(figures: SessionFigures, *, is_full: bool = False) -> Iterator[str]:
-    """Its head, its starts, its calls as a tree with what was said, what failed, its outcomes.
+    """Yield a session's head, starts, calls as a tree with their messages, failures and outcomes.
 
     Args:
-        is_full: what was said is whole; else a line for each message.
+        is_full: show each message whole; else in one line.
     """
     agent = f" of agent {figures.agent}" if figures.agent else ""
     after = f" after {figures.seconds:.1f} s" if figures.seconds is not None else ""
@@ -52,7 +52,7 @@ def session_lines(figures: SessionFigures, *, is_full: bool = False) -> Iterator
 
 
 def start_line(start: StartFigures) -> str:
-    """When and where it began, what it did, and whether it was lost."""
+    """Return a start's time and worker, its calls, and whether it was lost."""
     when = "" if start.after_s is None else f" after {start.after_s:.1f} s"
     where = f" on {start.worker}" if start.worker else ""
     lost = "; it was lost" if start.is_lost else ""
@@ -63,7 +63,7 @@ def start_line(start: StartFigures) -> str:
 
 
 def sample_line(figures: SessionFigures) -> str:
-    """How much of it is learnt from, or why nothing is; "": nothing was sampled."""
+    """Return the share of sampled tokens that is learnt from, or why none is; "": no token."""
     if figures.problem:
         return f"no sample: {figures.problem}"
     if not figures.num_sampled:
@@ -76,7 +76,7 @@ def sample_line(figures: SessionFigures) -> str:
 
 
 def call_line(call: CallFigures) -> str:
-    """A call in figures."""
+    """Return a call's figures in one line."""
     parts = [
         f"{call.prompt_tokens:,} tokens ({call.new_tokens:,} new) + {call.sampled_tokens:,}",
         f"version {', '.join(map(str, call.versions)) or '-'}",
@@ -97,7 +97,7 @@ def call_line(call: CallFigures) -> str:
 
 
 def outcome_line(outcome: OutcomeFigures) -> str:
-    """Who said what, when; without the note."""
+    """Return an outcome's grader, reward or kind, parts and time; without the note."""
     says = f"reward {outcome.reward:g}" if outcome.kind == REWARD else outcome.kind
     parts = "".join(f", {name} {value:g}" for name, value in outcome.parts.items())
     about = "" if outcome.call is None else f" of call #{outcome.call}"

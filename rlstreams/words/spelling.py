@@ -1,4 +1,4 @@
-"""The text of each token of a sequence, such that joined they are the text of all."""
+"""The text of each token of a sequence; joined, these texts are the text of the sequence."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 
-_WINDOW, _OVERLAP = 24, 8  # tokens decoded together; kept when the window moves on
+_WINDOW, _OVERLAP = 24, 8  # tokens decoded together; tokens kept when the window moves on
 _LONGEST_CHARACTER = 8  # tokens
 _TORN = "\ufffd"  # what decoders give for the first bytes of a character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How tokens become text."""
+    """Functions from tokens to text, and the hash of their tokenizer."""
 
     decode: Callable[[Sequence[int]], str]  # special tokens are shown
     plain: Callable[[Sequence[int]], str]  # special tokens are left out
@@ -27,11 +27,11 @@ def _numbers(token_ids: Sequence[int]) -> str:
 
 
 NUMBERS = Spelling(decode=_numbers, plain=_numbers, hash="")
-"""Where there is no tokenizer."""
+"""The spelling without a tokenizer: each token as its number."""
 
 
 def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
-    """One text for each token.
+    """Return one text for each token.
 
     A character that takes several tokens stands at the last of them. Only the tokens of a short
     window are decoded again for the next one, so the time grows with the length, not its square.
@@ -59,10 +59,10 @@ def words(token_ids: Sequence[int], spelling: Spelling) -> list[str]:
 
 
 def spelling(named: str, of_run: str) -> Spelling:
-    """By the tokenizer in a folder that was named, else in the run's model folder.
+    """Return the spelling by the tokenizer in the named folder, else in the run's model folder.
 
     Raises:
-        ConfigError: the named one cannot be loaded. That of the run may be gone: then numbers show.
+        ConfigError: the named tokenizer cannot be loaded. Without the run's own, numbers show.
     """
     from rlstreams.workers.config.hub import found_folder
     from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError

@@ -1,4 +1,4 @@
-"""What a sample was asked and answered, as text: for rows of a page, and to be searched."""
+"""Prompt and answer of each sample as text: for rows of a page, and for searches."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleText:
-    """One sample in words."""
+    """One sample's prompt, answer and reward as text."""
 
     prompt: str
-    answer: str  # all that follows the prompt, what an environment said included
+    answer: str  # everything behind the prompt, an environment's words included
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)  # of the reward
-    note: str = ""  # why that reward
+    note: str = ""  # the reason for that reward
 
 
 def text_of(event: Trajectory, spelling: Spelling) -> SampleText:
-    """A sample in words; without special tokens, and as numbers where there is no tokenizer.
+    """Return a sample's text, without special tokens; as numbers where there is no tokenizer.
 
     Raises:
         TensorError: its tokens cannot be read.
@@ -40,19 +40,19 @@ def text_of(event: Trajectory, spelling: Spelling) -> SampleText:
 
 
 def short(text: str) -> str:
-    """Its beginning and its end, in one line; what is short is whole."""
+    """Return a text in one line: a long one's beginning and end, a short one whole."""
     line = " ".join(text.split())
     return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} … {line[-TAIL:]}"
 
 
 def parts_line(parts: Mapping[str, float]) -> str:
-    """`form 0.5, right 1`."""
+    """Return `form 0.5, right 1`."""
     return ", ".join(f"{name} {value:g}" for name, value in parts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokens:
-    """What becomes a text: copies, because a decoded tensor keeps its whole record alive."""
+    """Token ids to be spelled: copies, because a decoded tensor keeps its whole record alive."""
 
     prompt_N: Ids
     answer_N: Ids
@@ -61,7 +61,7 @@ class _Tokens:
     note: str
 
     def text(self, spelling: Spelling) -> SampleText:
-        """The same in words."""
+        """Spell the tokens."""
         return SampleText(
             prompt=sys.intern(_spelled(self.prompt_N, spelling)),  # siblings share it
             answer=_spelled(self.answer_N, spelling),
@@ -93,13 +93,13 @@ def _spelled(ids_N: Ids, spelling: Spelling) -> str:
 
 
 class Texts:
-    """Texts of a run's samples by name, to be shown and searched; of each its first record counts.
+    """Texts of a run's samples by name, to be shown and searched; a sample's first record counts.
 
-    One thread adds and spells, others look. Tokens become text when there is time for it
+    One thread adds and spells, others read. Tokens become text when there is time for it
     (`spell`), or when a sample is asked for.
 
     Args:
-        spelling: how tokens become text; asked for once, when the first text is needed.
+        spelling: makes the spelling; called when a text is needed.
     """
 
     def __init__(self, spelling: Callable[[], Spelling]) -> None:
@@ -110,7 +110,7 @@ class Texts:
         self._size = 0
 
     def add(self, event: Trajectory) -> None:
-        """Take a sample; one whose tokens cannot be read has no text."""
+        """Add a sample; one whose tokens cannot be read has no text."""
         name = f"{event.group_id}/{event.sample}"
         try:
             tokens = _tokens_of(event)
@@ -122,11 +122,11 @@ class Texts:
 
     @property
     def num_waiting(self) -> int:
-        """Samples that a search does not see yet."""
+        """Number of samples that a search does not see yet."""
         return len(self._waiting)
 
     def spell(self, num: int) -> int:
-        """Make texts of at most `num` samples that wait; returns how many there were."""
+        """Make texts of at most `num` waiting samples; return their number."""
         with self._lock:
             names = [name for name, _ in zip(self._waiting, range(num), strict=False)]
         for name in names:
@@ -134,7 +134,7 @@ class Texts:
         return len(names)
 
     def of(self, name: str) -> SampleText | None:
-        """The text of one; None: nothing came of it, it cannot be read, or it was forgotten."""
+        """Return a sample's text; None: not rolled out, not readable, or forgotten."""
         with self._lock:
             tokens = self._waiting.get(name)
             if tokens is None:
@@ -152,7 +152,7 @@ class Texts:
             self._size -= _size(self._known.pop(next(iter(self._known))))
 
     def find(self, words: str) -> set[str]:
-        """Names of the samples in whose prompt, answer or note `words` stand, in either case."""
+        """Return names of the samples whose prompt, answer or note has `words`, in either case."""
         wanted = words.casefold()
         with self._lock:
             known = list(self._known.items())

@@ -1,4 +1,4 @@
-"""`rlstreams replay ACTION`: a recording played, work done again, a run from a step on."""
+"""`rlstreams replay ACTION`: recordings played, steps and scores redone, runs branched."""
 
 from rlstreams.cli.replay import recordings, runs, steps
 from rlstreams.cli.replay.group import REPLAY

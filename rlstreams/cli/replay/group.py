@@ -1,4 +1,4 @@
-"""What all actions of `rlstreams replay` share."""
+"""The group `rlstreams replay`, and the options that its actions share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REPLAY = Group(
 
 
 def config_of(found_run: NamedRun) -> RunConfig:
-    """Of a run or a recording; what is wrong with that is said."""
+    """Return the configuration of a run or a recording; print the log's problems on stderr."""
     from rlstreams.workers.config.load import from_json
 
     for problem in found_run.log.problems:
@@ -36,7 +36,7 @@ def config_of(found_run: NamedRun) -> RunConfig:
 
 
 def judged_by(run: Declared) -> Declared:
-    """Options of a command that has another grader judge."""
+    """Add the options that name another grader."""
     options = "keyword argument of whichever judges"
     run = option("--option", metavar="NAME=VALUE", multiple=True, help=options)(run)
     run = option("--verifier", metavar="NAME", help="a verifier of ours judges", default="")(run)
@@ -44,14 +44,14 @@ def judged_by(run: Declared) -> Declared:
 
 
 def spelled_for_grader(tokenizer: str, model: str, named_by: str) -> Spelling:
-    """How answers become text.
+    """Return the spelling of answers for a grader.
 
     Args:
-        tokenizer: the folder that has it; empty: that of the model.
-        named_by: the option that names another one.
+        tokenizer: folder of the tokenizer; "": the model's.
+        named_by: the option that names another folder.
 
     Raises:
-        ConfigError: nobody can say what was answered; says what to name.
+        ConfigError: there is no tokenizer; the message says which option names one.
     """
     from rlstreams.words.spelling import spelling
 

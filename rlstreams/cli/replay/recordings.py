@@ -1,4 +1,4 @@
-"""`rlstreams replay run | trainer | logprob`: a recording, played or computed again."""
+"""`rlstreams replay run | trainer | logprob`: a recording's records, steps or scores, redone."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Declared = Callable[[Namespace], int]
 
 
 def _of_recording(run: Declared) -> Declared:
-    """What the actions on a recording take."""
+    """Add the argument and the option of actions on a recording."""
     run = option("--steps", metavar="A:B", help="only these steps, and all their groups")(run)
     return argument("RECORDING", "its folder")(run)
 
 
 def _fresh(run: Declared) -> Declared:
-    """Where a fresh run is to be."""
+    """Add the options that name a fresh run and its folder."""
     run = option("--dir", metavar="DIR", help="its folder (runs/RUN_ID)", default="")(run)
     about = "id of the fresh run (default: the recorded id plus -replay)"
     return option("--as", "as_", metavar="RUN_ID", help=about, default="")(run)
@@ -118,7 +118,7 @@ def logprob(args: Namespace) -> int:
 
 @contextmanager
 def _recording(args: Namespace) -> Iterator[tuple[Recording, range | None]]:
-    """It, open, and the steps that are meant; what is wrong with it is said."""
+    """Open the recording; yield it with the chosen steps; print its problems on stderr."""
     from rlstreams.debug.replay.player import range_of
     from rlstreams.streams.recording import Recording
     from rlstreams.streams.run.places import RECORDINGS, check_place
@@ -132,7 +132,7 @@ def _recording(args: Namespace) -> Iterator[tuple[Recording, range | None]]:
 
 
 def speed_of(text: str) -> float:
-    """Recorded seconds per second. Raises ConfigError: not above 0."""
+    """Return the speed in recorded seconds per second. Raises ConfigError: not above 0."""
     try:
         speed = math.inf if text == SPEED else float(text.removesuffix("x"))
     except ValueError:
@@ -193,7 +193,7 @@ def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
     from rlstreams.debug.rerun.findings import again_lines
     from rlstreams.debug.rerun.rebuilt import steps_again
 
-    beside = [recording.folder / "checkpoints"]  # of a branch the one that it began with
+    beside = [recording.folder / "checkpoints"]  # a branch's first checkpoint lies there
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0
     for step, differences in steps_again(

@@ -1,4 +1,4 @@
-"""`rlstreams replay judge | branch`: answers judged again, and a run that goes on from a step."""
+"""`rlstreams replay judge | branch`: answers judged again, and a run continued from a step."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ Declared = Callable[[Namespace], int]
 
 
 def _looked_into(run: Declared) -> Declared:
-    """What those take that do steps of a run or a recording again."""
+    """Add the options of actions that redo steps of a run or a recording."""
     run = option("--checkpoints", metavar="DIR", multiple=True, help="also look here")(run)
     return option("--model", metavar="DIR", help="where the model folder is now", default="")(run)
 
 
 @contextmanager
 def _steps_of(args: Namespace) -> Iterator[tuple[NamedRun, RunConfig, list[Path]]]:
-    """The run or recording that is named, its configuration, and where its checkpoints may be."""
+    """Open the named run or recording; yield it, its configuration and its checkpoint folders."""
     from rlstreams.streams.run.places import CHECKPOINTS, check_folder_of
 
     for name in args.checkpoints:
@@ -130,7 +130,7 @@ def _evidence(
 def _opinion(
     args: Namespace, found_run: NamedRun, config: RunConfig, steps: range, say: Progress
 ) -> Opinion | None:
-    """Of the grader that is named; None: nobody is."""
+    """Return the opinion of the grader that the options name; None: they name no grader."""
     from rlstreams.debug.evidence.opinion import opinion
     from rlstreams.debug.rejudge.rejudge import grader_of
     from rlstreams.workers.config.reward import judged_by_server
@@ -143,7 +143,7 @@ def _opinion(
         return opinion(found_run.log, grader, spelled.plain, config.trainer, steps, say)
 
 
-def _told(
+def _checked_log(
     args: Namespace,
     found_run: NamedRun,
     config: RunConfig,
@@ -151,7 +151,11 @@ def _told(
     steps: range,
     say: Progress,
 ) -> tuple[dict[str, object], bool]:
-    """What is known before any experiment, printed or as JSON, and whether anybody is to blame."""
+    """Check the log without any experiment; print the findings, unless `--json` does at the end.
+
+    Returns:
+        The findings as JSON, and whether there are any.
+    """
     from rlstreams.debug.evidence import opinion_text, text
 
     is_scan = steps == ALL
@@ -209,13 +213,13 @@ def bisect(args: Namespace) -> int:
         from rlstreams.debug.blame.bisect import bisect as bisected
 
         name, progress = str(found_run.folder), Progress()
-        told, _ = _told(args, found_run, config, folders, ALL, progress)
+        report, _ = _checked_log(args, found_run, config, folders, ALL, progress)
         found = bisected(
             found_run.log, config, args.metric, band=band, checkpoints=folders, say=progress
         )
         progress("")
     if args.json:
-        print_json({**told, **asdict(found), "blamed": found.blamed})
+        print_json({**report, **asdict(found), "blamed": found.blamed})
     else:
         print("\n".join(["", *found.lines(name)]))
     return 0
@@ -247,8 +251,8 @@ def blame(args: Namespace) -> int:
     First checks what was sampled, judged, scored and trained against each other, and against the
     weights of the steps, done again; with --reward or --verifier also against what another grader
     says, which finds one that is wrong by its code. If all agrees, or with --experiments, it does
-    the steps again without a set of samples, measures the metric behind them, and halves; what an
-    effect must be is told by random sets. Writes nothing. Exit status 0 also if it is nobody.
+    the steps again without a set of samples, measures the metric behind them, and halves; random
+    sets show how large an effect must be. Writes nothing. Exit status 0 also if it is nobody.
     """
     from rlstreams.debug.replay.player import range_of
     from rlstreams.words.spelling import spelling
@@ -257,10 +261,10 @@ def blame(args: Namespace) -> int:
     assert steps is not None, "it is required"
     with _steps_of(args) as (found_run, config, folders):
         progress = Progress()
-        told, is_found = _told(args, found_run, config, folders, steps, progress)
+        report, is_found = _checked_log(args, found_run, config, folders, steps, progress)
         if is_found and not (args.experiments or args.rewards):
             if args.json:
-                print_json(told)
+                print_json(report)
             return 0
         from rlstreams.debug.blame.blame import blame as blamed
         from rlstreams.debug.blame.sets import rewards_of
@@ -280,7 +284,7 @@ def blame(args: Namespace) -> int:
         )
         progress("")
     if args.json:
-        print_json({**told, **asdict(found)})
+        print_json({**report, **asdict(found)})
     else:
         print("\n".join(["", *lines(found)]))
     return 0

@@ -1,4 +1,4 @@
-"""Which step broke a run, and which samples of it: from the log alone."""
+"""The search for the step that broke a run, and for its samples to blame: from the log alone."""
 
 KINDS = ("group", "row", "agent", "worker", "host", "reward")
-"""What can make a set of samples to blame."""
+"""Facts of a sample that samples are put into sets by."""

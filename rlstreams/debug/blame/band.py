@@ -1,9 +1,9 @@
-"""The band of a metric, and where the metric left it for good. Pure.
+"""The band of a metric, and the point at which the metric left it for good. Pure.
 
 A band is learnt from the points before: median and median absolute deviation (MAD), so that a few
 wild steps do not widen it. It is learnt anew for each point from the newest ones, so that a metric
-that drifts slowly, as entropy does in a run that learns, takes its band along. Of a few means whose
-error is known, as held-out rewards, the band is that error's.
+that drifts slowly, as entropy does in a run that learns, takes its band along. For a few means
+whose error is known, as held-out rewards, that error makes the band.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FEW = 3.0  # points that the reach grows with: a MAD of 8 points may be half of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """What is usual, the borders included."""
+    """Usual values of a metric, the borders included."""
 
     low: float
     high: float
@@ -43,7 +43,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A metric at a step."""
+    """A metric's value at one step."""
 
     step: int
     value: float
@@ -52,13 +52,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """Where a metric left its band for good."""
+    """The point at which a metric left its band for good."""
 
     point: Point  # the first outside
-    before: Point | None  # the last one before it
+    before: Point | None  # the point before it
     band: Band
-    num_outside: int  # from there to the end
-    num_points: int  # likewise
+    num_outside: int  # points outside, from `point` to the end
+    num_points: int  # all points from `point` to the end
 
 
 def band_of(text: str) -> Band:
@@ -76,7 +76,7 @@ def band_of(text: str) -> Band:
 
 
 def learnt(before: Sequence[Point], *, higher_is_better: bool = False) -> Band | None:
-    """The band of the point behind these; None: too few.
+    """Return the band of the point that follows these; None: too few points.
 
     Args:
         higher_is_better: no value is too high.
@@ -89,7 +89,7 @@ def learnt(before: Sequence[Point], *, higher_is_better: bool = False) -> Band |
         return None
     if len(values) < MIN_BEFORE:  # rare measurements, whose noise need not be learnt
         middle = median(values[-MIN_AFTER:])
-        if higher_is_better:  # what rises is above its median
+        if higher_is_better:  # a rising metric is above its median
             middle = max(middle, values[-1])
         reach = SURE * math.sqrt(2) * error  # of a difference of two
     else:
@@ -102,7 +102,7 @@ def learnt(before: Sequence[Point], *, higher_is_better: bool = False) -> Band |
 def departure(
     points: Sequence[Point], band: Band | None = None, *, higher_is_better: bool = False
 ) -> Departure | None:
-    """Where a metric left its band for good; None: nowhere, or too late to say so.
+    """Return the point at which a metric left its band for good; None: nowhere, or too late to say.
 
     Args:
         points: in order; a value that is not finite is outside of every band.

@@ -38,17 +38,17 @@ LOOK_BACK = 2  # steps before it: momentum still grows with a bad gradient when 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisected:
-    """What was found."""
+    """A metric's points, its departure from the band, and the steps to blame."""
 
     metric: str
-    points: tuple[Point, ...]  # all that are known, in the order of steps
+    points: tuple[Point, ...]  # all known points, in the order of steps
     again: tuple[int, ...]  # steps whose point was measured now
     departure: Departure | None
-    is_sampled: bool  # of a version: its step made it; else a step's own figure
+    is_sampled: bool  # the metric is of a version, whose step made it; else a step's own figure
 
     @property
     def blamed(self) -> tuple[int, int] | None:
-        """First and last step to look at: whose updates lie behind the first point outside."""
+        """First and last step whose updates led to the first point outside; None: no departure."""
         if self.departure is None:
             return None
         last, before = self.departure.point.step, self.departure.before
@@ -56,10 +56,10 @@ class Bisected:
         return max(first - LOOK_BACK, 1), last
 
     def lines(self, name: str) -> list[str]:
-        """For the terminal.
+        """Return lines for the terminal.
 
         Args:
-            name: what commands call the run.
+            name: the run's name in commands.
         """
         found, blamed = self.departure, self.blamed
         if found is None or blamed is None:
@@ -98,12 +98,12 @@ def bisect(
     checkpoints: Sequence[Path] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Bisected:
-    """Find it; evaluations lie at every version on either side of the border in the end.
+    """Find the departure, with the versions on both sides of the border evaluated.
 
     Args:
-        config: where the model folder and the verifier are now.
+        config: names the present places of model folder and verifier.
         metric: "": the held-out reward if the run has one, else `DEFAULT`.
-        band: None: it is learnt.
+        band: the usual values; None: the band is learnt.
         checkpoints: folders of checkpoints to choose from.
 
     Raises:
@@ -146,11 +146,11 @@ def _between(
     checkpoints: Sequence[Path],
     say: Callable[[str], None],
 ) -> list[Point]:
-    """Versions between one inside and one outside, each half way; what was measured."""
+    """Evaluate versions between `before` and `found`, half way each time; return the points."""
     from rlstreams.debug.blame.evaluated import Evaluator, held_out_prompts
 
     low, high, measured = before.step, found.point.step, list[Point]()
-    # The engine first: how torch computes is set by the last that begins, which redoes steps.
+    # The engine first: torch keeps the numeric settings of the last to begin, which redoes steps.
     with (
         closing(Evaluator(config, held_out_prompts(log))) as evaluator,
         _weights(log, config, low, high, checkpoints) as weights_behind,
@@ -176,8 +176,10 @@ Weights = tuple[int, Mapping[str, Any]]  # a version and its tensors
 def _weights(
     log: RunLog, config: RunConfig, low: int, high: int, checkpoints: Sequence[Path]
 ) -> Iterator[Callable[[int], Weights]]:
-    """What steps between these two made: as it lies in folders and stores, if all of it does;
-    else by doing the steps again."""
+    """Yield a function from step to its version's weights, for steps between `low` and `high`.
+
+    Weights come from folders and stores, if these hold all; else the steps are done again.
+    """
     ledger = read_ledger(log.bus, "bisect")
     versions = {step: ledger.steps[step].policy_version for step in range(low + 1, high)
                 if step in ledger.steps}  # fmt: skip

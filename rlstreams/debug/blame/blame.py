@@ -1,7 +1,7 @@
-"""Which samples of some steps explain a change of a metric; writes nothing.
+"""The search for samples of some steps that explain a change of a metric; writes nothing.
 
-The steps are done again without a set of samples, and the metric is measured behind them. What an
-effect must be is told by random sets of as many samples: noise is nobody's fault.
+The steps are done again without a set of samples, and the metric is measured behind them. Random
+sets of as many samples show how large an effect must be: noise is nobody's fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlstreams.words.texts import text_of
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 
-TABLE = 8  # sets that were tried alone and are shown
+TABLE = 8  # sets that are tried alone and shown
 _OF_TOKENS = ("mismatch", "rollout_")  # of recorded log-probs: no weights change them
 
 
@@ -46,19 +46,19 @@ class BlamedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What one set does."""
+    """The effect of one set of samples on the metric."""
 
     name: str
     samples: tuple[BlamedSample, ...]
     effect: float  # the metric with it, less the metric without it
     again: float | None  # the same with other draws of the evaluation; None: nothing is drawn
-    share: float  # of the whole change; NaN: there is none
+    share: float  # of the whole change; NaN: the metric did not change
     is_to_blame: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blamed:
-    """What was found."""
+    """A metric's values with and without the samples, and the effects of the tried sets."""
 
     metric: str
     first: int
@@ -66,17 +66,17 @@ class Blamed:
     at: int
     now: float
     without: float  # the metric with none of the samples' updates, or with all the other rewards
-    effects: tuple[Effect, ...]  # of the sets that were tried alone, the largest first
+    effects: tuple[Effect, ...]  # of the sets tried alone, the largest first
     random_effects: tuple[float, ...]  # of random sets of as many samples as the first one has
     border: float
     num_sets: int
     num_experiments: int
-    num_steps: int  # done again
+    num_steps: int  # steps done again
     started_from: str
 
     @property
     def to_blame(self) -> tuple[Effect, ...]:
-        """Sets that stand out."""
+        """Effects of the sets that stand out."""
         return tuple(one for one in self.effects if one.is_to_blame)
 
 
@@ -96,18 +96,18 @@ def blame(
     """Search the sets of these steps.
 
     Args:
-        config: where the model folder and the verifier are now.
-        steps: whose samples may be left out.
+        config: names the present places of model folder and verifier.
+        steps: the steps whose samples may be left out.
         metric: "": the held-out reward if the run has one, else `DEFAULT`.
-        by: what makes a set, see `sets_of`.
+        by: the fact that samples are put into sets by, see `sets_of`.
         at: the step whose figure is measured, or behind which held-out rows are evaluated; steps
             behind the last are done as they were. 0: an evaluation's is the last, a figure's the
             one behind it, whose batch was sampled before.
-        rewards: of another grader, which samples have instead of being left out.
+        rewards: another grader's rewards, by sample; samples get these instead of being left out.
 
     Raises:
-        ConfigError: no such metric, one that no sample's absence changes, or sets that there are
-            not.
+        ConfigError: no such metric, one that no sample's absence changes, or steps without such
+            sets.
         RerunError, RetentionError, OffsetGoneError: a step cannot be done again.
     """
     known = series(log)
@@ -157,7 +157,7 @@ def _check_steps(before: Rebuilt, first: int, until: int) -> None:
 
 
 def _check_metric(name: str, at: int, last: int, batches: Batches) -> None:
-    """Raises ConfigError: leaving samples out cannot change it."""
+    """Check that leaving samples out can change the metric. Raises ConfigError: it cannot."""
     if name in SAMPLED:
         return
     if name in batch_metrics(batches[at][1]):
@@ -173,7 +173,7 @@ def _check_metric(name: str, at: int, last: int, batches: Batches) -> None:
 
 
 class _Search:
-    """One of them, under way."""
+    """One search under way: its experiments, the sets to try, and the sets tried so far."""
 
     def __init__(
         self,
@@ -229,15 +229,15 @@ class _Search:
         return self._work.value(names)
 
     def _weight(self, sets: Sequence[SampleSet]) -> float:
-        """How far these sets moved the metric in the direction that is sought."""
+        """Return how far these sets moved the metric in the direction that is sought."""
         names = frozenset().union(*(one.samples for one in sets)) & self._names
         about = sets[0].name if len(sets) == 1 else f"{len(sets)} sets from {sets[0].name}"
         self._say(f"without {about} ({len(self._tried)} experiments so far)")
         return self._toward * (self._now - self._value(names))
 
     def _random(self, like: SampleSet) -> list[float]:
-        """Effects of random sets of as many samples that move the weights."""
-        draw = np.random.default_rng(0)  # a second call says the same
+        """Return effects of random sets with as many samples that move the weights as `like`."""
+        draw = np.random.default_rng(0)  # fixed, so that a second call gives the same
         moving = self._moving() - like.samples
         num = min(len(self._moving() & like.samples) or 1, len(moving) // 2)
         if not num:
@@ -250,7 +250,7 @@ class _Search:
         return [self._now - self._value(pick) for pick in picks]
 
     def _moving(self) -> frozenset[Name]:
-        """Samples with an advantage, or, if none has one, all."""
+        """Return the samples with an advantage; all samples, if none has one."""
         found = {
             name
             for step in range(self._work.first, self._work.last + 1)

@@ -1,7 +1,7 @@
 """Held-out rows answered again, under any weights, as the run would have answered them.
 
-The prompts are those of the log, with the draws that the run would have made for that version; the
-sampler, the settings and the verifier those of its configuration; the engine is the built-in one.
+The prompts come from the log, with the draws that the run would have made for that version; the
+sampler, the settings and the verifier from its configuration. The engine is the built-in one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEADLINE_S = 3600.0  # of one evaluation; each sample has its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """One evaluation."""
+    """Figures of one evaluation."""
 
     reward: float  # mean over the answers
     tokens: float  # sampled, mean over the answers
@@ -49,15 +49,15 @@ class Evaluated:
     num_failed: int  # samples that a run would have set aside
 
     def value(self, metric: str) -> float:
-        """Of `HELD_OUT` or `HELD_OUT_TOKENS`."""
+        """Return the value of the metric `HELD_OUT` or `HELD_OUT_TOKENS`."""
         return {HELD_OUT: self.reward, HELD_OUT_TOKENS: self.tokens}[metric]
 
 
 def held_out_prompts(log: RunLog) -> list[Prompt]:
-    """The prompts of the newest evaluation, by row and sample.
+    """Return the prompts of the newest evaluation, by row and sample.
 
     Raises:
-        ConfigError: there was none.
+        ConfigError: the log has no evaluation.
     """
     by_version: dict[int, list[Prompt]] = {}
     for record in log.read(Prompt, skip_unreadable=True):
@@ -120,8 +120,8 @@ class Evaluator:
         """Answer all rows under these weights.
 
         Args:
-            version: whose draws are taken: with the weights of that version the answers are the
-                run's own, up to the engine.
+            version: the version whose random draws are taken: with its weights the answers are
+                the run's own, up to the engine.
         """
         answered = self._loop.wait(self._all(weights, version), DEADLINE_S, "held-out rows")
         played = [one for one in answered if one is not None]

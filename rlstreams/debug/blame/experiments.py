@@ -1,9 +1,9 @@
 """Recorded steps done again and again from one state, each time without other samples.
 
-What is left out adds nothing to the gradient; all else stays as it was: the others' advantages,
-their divisors (`pack`, `left_out`), batch order and micro-batches. A step of which nothing is left
+A sample left out adds nothing to the gradient; all else stays as it was: the others' advantages,
+their divisors (`pack`, `left_out`), batch order and micro-batches. A step without any sample left
 is passed over, as a run skips batches behind a spike of its loss (PaLM, arXiv 2204.02311, 5.1). So
-without all of them the weights are those before the first step.
+without all samples the weights are those before the first step.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ STATES_BYTES = 2_000_000_000  # of weights and moments that are kept between ste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """What is measured, and where."""
+    """A metric, and the step at which it is measured."""
 
     metric: str
-    at: int  # the step whose own figure it is; of an evaluation the step behind which it is made
+    at: int  # the step whose figure it is; for an evaluation, the step behind which it is made
     evaluator: Evaluator | None = None  # None: the training computes it
 
     def read(self, steps: Rebuilt, trained: Trained | None, draws: int) -> float:
-        """The value, from the weights in hand or from what step `at` computed.
+        """Return the value, from the weights in hand or from the figures of step `at`.
 
         Args:
-            draws: which random numbers the evaluation takes; 0: those of the run.
+            draws: number of the evaluation's set of random draws; 0: the run's own.
         """
         if self.evaluator is not None:
             version = steps.ledger.steps[self.at].policy_version + draws * 10**9
@@ -52,21 +52,21 @@ class Gauge:
 
 @dataclass(slots=True, kw_only=True)
 class Experiments:
-    """Steps `first` to `last`, of which samples are left out, and those up to the gauge's."""
+    """Steps `first` to `last`, whose samples are left out, and the steps up to the gauge's."""
 
     before: Rebuilt  # at the step before `first`
     batches: Batches
     first: int
     last: int
     gauge: Gauge
-    rewards: Mapping[Name, float] | None = None  # instead of leaving samples out: these
-    num_steps: int = 0  # done again so far
+    rewards: Mapping[Name, float] | None = None  # set instead of leaving samples out
+    num_steps: int = 0  # steps done again so far
     _states: dict[int, State] = field(default_factory=dict)
     _known: dict[tuple[frozenset[Name], int], float] = field(default_factory=dict)
 
     @property
     def names(self) -> frozenset[Name]:
-        """All samples that can be left out, or whose reward is another."""
+        """All samples that can be left out, or that `rewards` gives another reward."""
         steps = range(self.first, self.last + 1)
         names = frozenset(name_of(p) for step in steps for p in self.batches[step][1])
         if self.rewards is None:
@@ -76,7 +76,7 @@ class Experiments:
         return frozenset(n for n in names if self.rewards.get(n, was[n]) != was[n])
 
     def begin(self) -> None:
-        """Do the steps as they were, and keep states between them as far as there is room.
+        """Do the steps unchanged, and keep states between them as far as there is room.
 
         Raises:
             RerunError: one gave other weights than recorded.
@@ -93,7 +93,7 @@ class Experiments:
         self._known[frozenset(), 0] = self.gauge.read(self.before, trained, 0)
 
     def value(self, left_out: Collection[Name], draws: int = 0) -> float:
-        """What the gauge says without these samples; NaN: it cannot be computed.
+        """Return the gauge's value without these samples; NaN: it cannot be computed.
 
         Args:
             draws: see `Gauge.read`.
@@ -140,5 +140,5 @@ class Experiments:
 
 
 def advantages_of(event: StepCompleted) -> dict[Name, float]:
-    """By sample, as recorded."""
+    """Return the recorded advantage of each sample."""
     return {(ref.group_id, ref.sample): ref.advantage for ref in event.samples}

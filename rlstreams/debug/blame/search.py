@@ -9,24 +9,24 @@ from typing import TypeVar
 S = TypeVar("S")
 
 ALONE = 4  # sets that are no longer halved, but tried one by one
-PARTS = 2  # that are followed at a time: two causes may lie in different halves
-FOLLOWED = 0.5  # of the largest effect: what a part must have to be followed beside it
-RANDOM_SETS = 8  # that tell how large an effect of so many samples is anyway
+PARTS = 2  # parts that are followed at a time: two causes may lie in different halves
+FOLLOWED = 0.5  # share of the largest effect that another part needs to be followed beside it
+RANDOM_SETS = 8  # sets that show how large an effect of so many samples is by chance
 # Times the largest effect of the random sets. The largest of 8 normal ones is about 1.9 standard
 # deviations, so this is 5.7: of the sets of 60 steps with 16 groups each not one by chance.
 STANDS_OUT = 3.0
 
 
 def suspects(sets: Sequence[S], effect: Callable[[Sequence[S]], float]) -> list[S]:
-    """The sets in the parts with the largest effects, the one with the largest first.
+    """Return the sets in the parts with the largest effects, the set with the largest first.
 
-    With n sets about 4 log2(n / 4) + 8 different effects are asked for, of which half where one
-    part alone matters.
+    With n sets about 4 log2(n / 4) + 8 different effects are measured; half as many where one part
+    alone matters.
 
     Args:
-        effect: of leaving all of these out; larger is more to blame. NaN: it cannot be measured
-            without them, as a step's figure without any of its samples; such a part is followed,
-            and a set alone is no suspect.
+        effect: measures the effect of leaving sets out; larger is more to blame. NaN: without
+            them nothing can be measured, as a step's figure without any of its samples; such a
+            part is followed, and such a set alone is no suspect.
     """
 
     def weight(part: Sequence[S]) -> float:
@@ -53,6 +53,6 @@ def _halves(part: list[S]) -> list[list[S]]:
 
 
 def border(random_effects: Sequence[float]) -> float:
-    """What an effect must reach to be no noise; infinite if nothing is known of noise."""
+    """Return the least effect that is no noise; infinite if no random effect is known."""
     known = [abs(one) for one in random_effects if math.isfinite(one)]
     return STANDS_OUT * max(known) if known else math.inf

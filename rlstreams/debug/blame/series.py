@@ -1,4 +1,4 @@
-"""A metric of a run by step, as the log has it; under its name, or under what people call it."""
+"""A metric of a run by step, as the log has it; found by its name or by a common name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HELD_OUT = "held_out"
 HELD_OUT_TOKENS = "held_out_tokens"
 """Mean number of sampled tokens of their answers."""
 DEFAULT = "entropy"
-"""Where no held-out rows are evaluated."""
+"""The metric of a run that evaluates no held-out rows."""
 SAMPLED = (HELD_OUT, HELD_OUT_TOKENS)
-CALLED: Mapping[str, str] = {  # what figures are called on screens
+CALLED: Mapping[str, str] = {  # names of figures on screens
     "accuracy": HELD_OUT,
     "answer_length": "response_tokens",
     "gradient": "grad_norm",
@@ -37,7 +37,7 @@ def is_reward(name: str) -> bool:
 
 
 def series(log: RunLog) -> Mapping[str, list[Point]]:
-    """Every metric that the log has, by name, in the order of steps.
+    """Return every metric that the log has, by name, in the order of steps.
 
     Raises:
         DeadlineError: a partition did not deliver up to its end.
@@ -62,9 +62,9 @@ def series(log: RunLog) -> Mapping[str, list[Point]]:
 
 
 def error_of(reward: float, num: float) -> float:
-    """Standard error of a mean of `num` rewards that lie between 0 and 1; of others 0: not known.
+    """Return the standard error of a mean of `num` rewards between 0 and 1; of others 0: not known.
 
-    At most that of right and wrong answers; of p = 0 and 1 too, by the rule of succession.
+    It is at most that of right and wrong answers; for p = 0 and 1 too, by the rule of succession.
     """
     if not (0 <= reward <= 1 and num):
         return 0.0
@@ -73,7 +73,7 @@ def error_of(reward: float, num: float) -> float:
 
 
 def named(name: str, found: Mapping[str, object]) -> str:
-    """The metric that is meant. Raises ConfigError: the log has none of that name; the nearest."""
+    """Return a metric's name in the log. Raises ConfigError: no such metric; names the nearest."""
     plain = name.strip().lower().replace("-", "_").replace(" ", "_")
     for known in (name, plain, CALLED.get(plain, "")):
         if known in found:

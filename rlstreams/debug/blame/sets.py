@@ -1,4 +1,4 @@
-"""The samples of some steps in sets: one of them may be to blame."""
+"""The samples of some steps in sets, one of which may be to blame."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rlstreams.workers.trainer.intake.payloads import Payload
 Name = tuple[str, int]
 """Group and number of a sample."""
 Batches = Mapping[int, tuple[StepCompleted, Sequence[Payload]]]
-"""By step: its event, and its samples in batch order."""
-VALUES = 8  # rewards that are a set each; of more each quarter is one
+"""Event and samples, in batch order, of each step, by its number."""
+VALUES = 8  # different rewards up to which each makes a set; of more, each quarter makes one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +32,18 @@ class SampleSet:
 
 
 def name_of(payload: Payload) -> Name:
-    """Whose record it is."""
+    """Return the sample's group and number."""
     return payload.scored.trajectory.group_id, payload.scored.trajectory.sample
 
 
 def sets_of(by: str, batches: Batches, steps: range, log: RunLog) -> list[SampleSet]:
-    """The samples of these steps, each in one set, in the order in which they were trained.
+    """Return the samples of these steps, each in one set, in the order in which they were trained.
 
     Args:
-        by: of `KINDS`.
+        by: one of `KINDS`.
 
     Raises:
-        ConfigError: the log does not say it of a sample, or all samples are of one set.
+        ConfigError: the log lacks that fact of a sample, or all samples are of one set.
     """
     trajectories = [p.scored.trajectory for step in steps for p in batches[step][1]]
     key = _keys(by, trajectories, log)
@@ -65,7 +65,7 @@ def sets_of(by: str, batches: Batches, steps: range, log: RunLog) -> list[Sample
 
 
 def _keys(by: str, found: Sequence[Trajectory], log: RunLog) -> Callable[[Trajectory], str]:
-    """What says the set of a sample; "": nothing does."""
+    """Return a function from sample to the value of its set; "": the log does not say."""
     if by == "agent":
         agents = {
             (one.event.group_id, one.event.sample): one.event.agent
@@ -94,8 +94,8 @@ def _keys(by: str, found: Sequence[Trajectory], log: RunLog) -> Callable[[Trajec
 
 
 def rewards_of(path: Path) -> dict[Name, float]:
-    """Another grader's rewards: JSON lines with `group_id`, `sample` and `reward`, as `rlstreams
-    export samples` writes them.
+    """Read another grader's rewards: JSON lines with `group_id`, `sample` and `reward`, as
+        `rlstreams export samples` writes them.
 
     Raises:
         ConfigError: a line without these, or with a reward that is no finite number; names it.

@@ -1,4 +1,4 @@
-"""What `blame` found, for the terminal."""
+"""Findings of `blame`, for the terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import visible
 from rlstreams.words.texts import short
 
-SAMPLES = 4  # of a set, those with the largest advantages
+SAMPLES = 4  # samples of a set that are shown, those with the largest advantages
 LABEL = "offline experiment on recorded data: later samples are those of the policy as it was"
 
 
 def lines(found: Blamed) -> list[str]:
-    """A table of the sets that were tried alone, and what those to blame say."""
+    """Return a table of the sets that were tried alone, and samples of the sets to blame."""
     is_judged = any(s.reward_instead is not None for e in found.effects for s in e.samples)
     steps = f"steps {found.first} to {found.last}" if found.last > found.first else (
         f"step {found.first}"

@@ -1,12 +1,12 @@
-"""Makes a branch: a run that begins with the state of another one behind a step.
+"""Makes a branch: a run that begins with the state that another run had behind a step.
 
-No record is copied. The branch's `steps` begin with a `RunBranched`, which holds where the parent
-stood, and its folder with a checkpoint of that step: loaded from the parent's, or reached by exact
-redo. Its trainer restores that as after a kill, and its `prompts` go on where the parent's stood.
-From then on it needs nothing of its parent.
+No record is copied. The branch's `steps` begin with a `RunBranched`, which holds the parent's
+positions, and its folder with a checkpoint of that step: loaded from the parent's, or reached by
+exact redo. Its trainer restores the checkpoint as after a kill, and its `prompts` go on from the
+parent's positions. From then on it needs nothing of its parent.
 
-The checkpoint is written first and the folder becomes a run's last, so whatever ends this between
-leaves no run that would begin anew under the branch's name.
+The checkpoint is written first, and the configuration that makes the folder a run's last: a crash
+in between leaves no run that would begin anew under the branch's name.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _NAMED = {"run.id": "--as NAME", "run.dir": "--dir DIR"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlace:
-    """Where the parent is read from, and where the branch is to be."""
+    """Places of the parent and of its checkpoints, and the branch's id and folder."""
 
     parent: str  # folder of the run or the recording
     checkpoints: Sequence[Path]
     run_id: str = ""  # empty: the parent's id and the step
     folder: str = ""  # empty: runs/RUN_ID
-    is_recording: bool = False  # then the recorded broker is not asked for
+    is_recording: bool = False  # True: the branch does not use the recorded broker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branched:
-    """What was made."""
+    """A new branch, and the origin of its base."""
 
     event: RunBranched
     config: RunConfig
@@ -75,29 +75,29 @@ class Branched:
     files: str  # user code that differs; "": none
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """Return lines for the terminal."""
         folder, again = Path(self.config.folder), ""
         if self.num_redone:
             again = f", {counted(self.num_redone, 'step')} done again, with the recorded hash"
-        told = [
+        found = [
             f"run {self.config.run.id}, folder {folder}: "
             f"{branch_line(self.event, resolved_json(self.config))}",
             f"its base is from {self.started_from}{again}; no record was copied, and it needs "
             "nothing of its parent any more",
         ]
         if self.environment:
-            told.append(
+            found.append(
                 f"since step {self.event.step} {self.environment}: the base has the parent's bits, "
                 "the branch's own steps may not be what the parent would have made"
             )
-        told += [f"changed files: {self.files}"] if self.files else []
-        return [*told, f"go on: rlstreams up {folder}"]
+        found += [f"changed files: {self.files}"] if self.files else []
+        return [*found, f"go on: rlstreams up {folder}"]
 
 
 def branch_config(
     recorded: RunConfig, place: BranchPlace, step: int, settings: Sequence[str]
 ) -> RunConfig:
-    """The parent's configuration at that step, for a run of its own.
+    """Return the parent's configuration at that step, for the branch.
 
     Raises:
         ConfigError: an unknown or impossible setting, one of the run's own names, or no step left.
@@ -135,7 +135,7 @@ def branch(
     """Make a run that goes on from step `step` of the one that `bus` is bound to.
 
     Args:
-        topics: opens those of the branch, which nobody has written to.
+        topics: opens the branch's topics, which must be empty.
 
     Raises:
         ConfigError: no such step, none that can be reached, a setting that cannot change, or a name
@@ -181,7 +181,7 @@ def branch(
 
 
 def _check_place(ledger: Ledger, step: int) -> None:
-    """Whether there are weights that the step left."""
+    """Check that the step left weights. Raises RerunError: no such step, or a void one."""
     check_step(ledger, step)
     if ledger.is_disowned(step):
         raise RerunError(
@@ -194,7 +194,7 @@ def _check_place(ledger: Ledger, step: int) -> None:
 def _reached(
     bus: Bus, ledger: Ledger, config: RunConfig, step: int, checkpoints: Sequence[Path]
 ) -> Iterator[Rebuilt]:
-    """`reached`; who cannot be there is told at which steps a branch needs no redo."""
+    """Open `reached`; an error names the steps at which a branch needs no redo."""
     is_there = False
     try:
         with reached(bus, ledger, config, step, checkpoints) as found:

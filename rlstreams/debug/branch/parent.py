@@ -1,4 +1,4 @@
-"""Whether the parent of a branch says of its base what the branch says; for the audit."""
+"""The base of a branch compared with its parent's log, for the audit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rlstreams.workers.trainer.claim import read_ledger
 
 
 def with_parent(report: AuditReport, say: Callable[[str], None]) -> AuditReport:
-    """The report of a branch with its base compared with the parent's ledger, where that can be
-    read; of any other run as it is.
+    """Return the report with a branch's base compared with its parent's ledger, if readable; of any
+        other run the report unchanged.
 
     Args:
-        say: told what takes a while: a broker that has stopped is started for a look.
+        say: called with progress of slow work: a stopped broker is started for the comparison.
     """
     if (begin := report.begin) is None:
         return report
     try:
         with open_run(begin.parent_place, say=say) as log:
-            told = _compared(log.bus, report)
+            compared = _compared(log.bus, report)
     except (StreamsError, OSError) as err:
-        told = f"not compared: its parent cannot be read: {str(err).partition('; ')[0]}"
-    is_wrong = told.startswith("its parent's log says")
-    report = replace(report, begin=replace(begin, compared=told))
-    breach = Breach(kind=BreachKind.HASH_CHAIN, id=f"step {begin.step}", detail=told)
+        compared = f"not compared: its parent cannot be read: {str(err).partition('; ')[0]}"
+    is_wrong = compared.startswith("its parent's log says")
+    report = replace(report, begin=replace(begin, compared=compared))
+    breach = Breach(kind=BreachKind.HASH_CHAIN, id=f"step {begin.step}", detail=compared)
     return report.with_breaches([breach] if is_wrong else [])
 
 

@@ -1,1 +1,1 @@
-"""Whether what the log says of trained samples agrees with itself."""
+"""Checks of the log's facts about trained samples against each other."""

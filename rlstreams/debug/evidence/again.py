@@ -1,7 +1,7 @@
 """Steps done again, and their samples scored again under the weights that sampled them.
 
-What sampled is to be found in the weights alone: where the log's own numbers were changed together,
-this still tells. It costs the steps again, and a forward of each sample.
+The weights alone decide what was sampled: this check finds a difference even where the log's own
+numbers were changed together. It costs the steps again, and a forward of each sample.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def score_again(
 
     Args:
         steps: in order, each in the ledger.
-        weights: is told what became of each step.
-        scores: is told why samples were not scored.
+        weights: gets the result of each step.
+        scores: gets the reasons for which samples were not scored.
 
     Returns:
-        How far sampler and scorer are apart now, by sample.
+        Distances of sampler and scorer now, by sample.
     """
     found: list[Distance] = []
     oldest = _oldest_step(bus, ledger, steps[0])
@@ -95,13 +95,13 @@ def _scorer(config: RunConfig) -> Iterator[Scorer]:
 
 
 def _first_version(sample: Trajectory) -> int:
-    """That sampled its first token: those behind a pull are not compared."""
+    """Return the version that sampled its first token; others are not compared."""
     own = (s for s in sample.segments if s.author == "policy" and len(s.token_ids))
     return next((segment.policy_version for segment in own), NO_VERSION)
 
 
 def _oldest_step(bus: Bus, ledger: Ledger, step: int) -> int:
-    """The one that made the oldest version which sampled for `step`."""
+    """Return the step that made the oldest version which sampled for `step`."""
     payloads = Rebuilt.recorded(bus, ledger, step)[1]
     versions = [_first_version(payload.scored.trajectory) for payload in payloads]
     oldest = min((v for v in versions if v != NO_VERSION), default=NO_VERSION)
@@ -109,14 +109,14 @@ def _oldest_step(bus: Bus, ledger: Ledger, step: int) -> int:
 
 
 class _Again:
-    """Weights that move on step by step, and a scorer that has the last versions of them."""
+    """Weights that move on step by step, and a scorer that holds their last `keep` versions."""
 
     def __init__(self, before: Rebuilt, scorer: Scorer, keep: int) -> None:
         self._before, self._scorer, self._keep = before, scorer, keep
         self._pull()
 
     def make(self, step: int) -> None:
-        """Raises UnequalError, RerunError: see `Rebuilt.go_to`."""
+        """Do a step again, and pull its version. Raises as `Rebuilt.go_to`."""
         self._before.go_to(step)
         self._pull()
 
@@ -133,7 +133,7 @@ class _Again:
             self._scorer.pull(source.published, source)
 
     def distances(self, step: int, scores: Check) -> list[Distance]:
-        """Those of the step's samples."""
+        """Return the distances of the step's samples; count those not comparable in `scores`."""
         samples = [p.scored.trajectory for p in self._before.read(step)[1]]
         held = set(self._scorer.versions)
         known = [one for one in samples if _first_version(one) in held]

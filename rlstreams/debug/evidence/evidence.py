@@ -1,7 +1,7 @@
-"""Everything that the log says of the samples of some steps, checked against itself; no experiment.
+"""The log's facts about the samples of some steps, checked against each other; no experiment.
 
-Each fact of a sample can be computed again from others: exactly, or up to a noise that is known. So
-what was changed on its way shows without a doubt that chance could raise.
+Each fact of a sample can be computed again from others: exactly, or up to a known noise. So a fact
+that was changed on its way shows beyond doubt: chance cannot explain it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def evidence(
     """Check the samples of these steps.
 
     Args:
-        config: where the model folder and the grader are now.
-        redo: also do the steps again, and score their samples under the weights that come of it.
+        config: names the present places of model folder and grader.
+        redo: also do the steps again, and score their samples under the weights so made.
         checkpoints: folders of checkpoints to choose from, for `redo`.
 
     Raises:
@@ -96,7 +96,7 @@ def evidence(
 def _gathered(
     log: RunLog, ledger: Ledger, numbers: Sequence[int], say: Callable[[str], None]
 ) -> _Gathered:
-    """What the records of these steps say; those that are gone are counted, unless it is all."""
+    """Gather the facts of these steps; count steps whose records are gone. Raises if all are."""
     found, gone = _Gathered(), list[str]()
     for number in numbers:
         say(f"step {number}: reads its samples")
@@ -113,7 +113,7 @@ def _gathered(
 
 
 class _Gathered:
-    """What is kept of the steps: no samples, which may be large."""
+    """Facts kept of the steps, without their samples, which may be large."""
 
     def __init__(self) -> None:
         self.steps: set[int] = set()
@@ -124,7 +124,7 @@ class _Gathered:
         self.advantages = Check(name=ADVANTAGES)
 
     def add(self, ledger: Ledger, event: StepCompleted, payloads: Sequence[Payload]) -> None:
-        """The samples of one step."""
+        """Add the samples of one step."""
         self.steps.add(event.step)
         samples = [payload.scored for payload in payloads]
         lengths: dict[Name, int] = {}
@@ -135,17 +135,17 @@ class _Gathered:
             own = (s for s in scored.trajectory.segments if s.author == "policy")
             lengths[name] = sum(len(segment.token_ids) for segment in own)
             if scored.trajectory.reward != ref.reward:
-                told = (
+                message = (
                     f"its record has reward {scored.trajectory.reward:g}, the step {ref.reward:g}"
                 )
-                self.records.add(event.step, name, told)
+                self.records.add(event.step, name, message)
         self.distances += distances(samples, event.step)
         by = from_json(ledger.claims[event.epoch].config).trainer
         again = advantages_again(event, {}, lengths, by)
         for name, was, now in zip(again.names, again.was, again.now, strict=True):
             is_close = bool(np.isclose(was, now, rtol=CLOSE, atol=CLOSE))
-            told = f"{was:.4g} recorded, its group's rewards give {now:.4g}"
-            self.advantages.add(event.step, name, "" if is_close else told)
+            message = f"{was:.4g} recorded, its group's rewards give {now:.4g}"
+            self.advantages.add(event.step, name, "" if is_close else message)
 
 
 def _digest(sample: Trajectory) -> bytes:
@@ -155,9 +155,9 @@ def _digest(sample: Trajectory) -> bytes:
 def _compare_records(
     log: RunLog, ledger: Ledger, found: _Gathered, say: Callable[[str], None]
 ) -> None:
-    """Samples in the log of the sampler beside those that were trained."""
+    """Compare the samples in the sampler's log with those that were trained."""
     say("compares them with what was sampled")
-    check, told = found.records, {one.sample for one in found.records.found}
+    check, contradicted = found.records, {one.sample for one in found.records.found}
     groups = frozenset(group for group, _ in found.trained)
     others_: dict[Name, Trajectory] = {}
     seen = set[Name]()
@@ -168,7 +168,7 @@ def _compare_records(
         seen.add(name)
         if _digest(record.event) != found.digests[name]:
             others_[name] = record.event
-        elif name not in told:
+        elif name not in contradicted:
             check.num_agreed += 1
     if missing := len(found.trained.keys() - seen):
         check.unchecked["the log does not hold what was sampled"] = missing
@@ -176,7 +176,7 @@ def _compare_records(
         for payload in Rebuilt.recorded(log.bus, ledger, step)[1]:
             one = payload.scored.trajectory
             name = one.group_id, one.sample
-            if name in others_ and name not in told:
+            if name in others_ and name not in contradicted:
                 check.add(step, name, _difference(others_[name], one))
 
 
@@ -196,11 +196,11 @@ def _compare_tokens(
     config: RunConfig,
     trained: dict[Name, tuple[int, float]],
 ) -> None:
-    """Samples whose log-probs are further apart than noise."""
+    """Add the samples whose log-probs are further apart than noise."""
     bad, check.note = others(apart, means, config.guard.factor)
     for one, border in bad:
-        told = f"{one.mean:.2g} nats a token apart, at most {border:.2g} is noise"
-        check.add(one.step, one.name, told)
+        message = f"{one.mean:.2g} nats a token apart, at most {border:.2g} is noise"
+        check.add(one.step, one.name, message)
     check.num_agreed += len(apart) - len(bad)
     known = len(apart) + check.unchecked.total()
     if left := len(trained) - known:

@@ -1,4 +1,4 @@
-"""What a check found: how many agree, what contradicts itself, and what cannot be checked. Pure."""
+"""Results of a check: facts that agree, contradictions, and facts that cannot be checked. Pure."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ WEIGHTS = "the step, done again, gives its weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contradiction:
-    """One fact of the log that another one, or the run's own code, gainsays."""
+    """One fact of the log that another fact, or the run's own code, contradicts."""
 
     check: str
     step: int
-    sample: Name | None  # None: of the whole step
-    told: str  # `recorded 1, the grader says 0`
+    sample: Name | None  # None: the contradiction is of the whole step
+    message: str  # `recorded 1, the grader says 0`
 
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """One kind of fact, of all samples that were looked at."""
+    """Results for one kind of fact, over all samples that were checked."""
 
     name: str
     num_agreed: int = 0
     found: list[Contradiction] = field(default_factory=list)
-    unchecked: Counter[str] = field(default_factory=Counter)  # why not, and how many
+    unchecked: Counter[str] = field(default_factory=Counter)  # number of facts, by reason
     note: str = ""
 
-    def add(self, step: int, sample: Name | None, told: str) -> None:
-        """A contradiction; "": it agrees."""
-        if not told:
+    def add(self, step: int, sample: Name | None, message: str) -> None:
+        """Count a fact. A `message` makes it a contradiction; "": the fact agrees."""
+        if not message:
             self.num_agreed += 1
             return
-        self.found.append(Contradiction(check=self.name, step=step, sample=sample, told=told))
+        self.found.append(Contradiction(check=self.name, step=step, sample=sample, message=message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Of some steps."""
+    """Results of all checks over some steps."""
 
     first: int
     last: int
@@ -62,7 +62,7 @@ class Evidence:
 
     @property
     def by_group(self) -> dict[str, list[Contradiction]]:
-        """By group; those with most contradictory samples first."""
+        """Contradictions by group; groups with the most contradictory samples first."""
         groups: dict[str, list[Contradiction]] = {}
         for one in self.found:
             if one.sample is not None:
@@ -71,10 +71,10 @@ class Evidence:
 
     @property
     def first_step(self) -> int | None:
-        """The first with a contradiction."""
+        """The first step with a contradiction; None: there is none."""
         return min((one.step for one in self.found), default=None)
 
 
 def samples_of(found: Iterable[Contradiction]) -> set[Name]:
-    """Whom they are about."""
+    """Return the samples that these contradictions are about."""
     return {one.sample for one in found if one.sample is not None}

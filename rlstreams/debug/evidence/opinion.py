@@ -1,8 +1,8 @@
-"""What another grader says of recorded answers, and where the two differ more than elsewhere.
+"""Another grader's rewards for recorded answers, and places where the graders differ most.
 
-A grader that is wrong by its code agrees with its own log; only somebody else can gainsay it. The
-other grader may be wrong too, for some answers: so what counts is not that they differ, but that
-they differ more in one place than in all others.
+A grader that is wrong by its code agrees with its own log; only another grader can contradict it.
+The other grader may be wrong too, for some answers: so the evidence is not that they differ, but
+that they differ more in one place than in all others.
 
     gain:       2 log of how much likelier k of n answers here and K of N elsewhere are with a
                 share of their own each than with one share (a likelihood-ratio test)
@@ -10,10 +10,10 @@ they differ more in one place than in all others.
                 gain > SURE + 2 log of the places tried
     begins:     the step from which on the share differs most from that before, if it stands out
 
-An answer counts once in a group, however often it was sampled: who is wrong of it is wrong each
-time. Two rewards differ if their numbers do. Where that holds for most samples, the graders have
-other scales, and only the order within a group counts: a sample differs if for another one of its
-group the two graders have it the other way round.
+An answer counts once in a group, however often it was sampled: a grader that is wrong about it is
+wrong each time. Two rewards differ if their numbers do. Where that holds for most samples, the
+graders have other scales, and only the order within a group counts: a sample differs if the two
+graders order it and another sample of its group the opposite way.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from rlstreams.words.texts import short
 from rlstreams.workers.config.trainer import TrainerSection
 
 T = TypeVar("T", int, str)
-SURE = 6.0  # with what the places add: chance alone is above it in one of 200 looks
+SURE = 6.0  # beside the places' term: chance alone exceeds the sum in one of 200 searches
 KINDS = ("worker", "judged by", "ended by")
 NOT_THERE = "the log does not hold its answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One trained sample, as both graders have it."""
+    """One trained sample with both graders' rewards."""
 
     name: Name
     step: int
     was: float  # its reward
     said: float  # the other grader's
-    advantage: float  # it was trained with
+    advantage: float  # that it was trained with
     text: str  # its last answer
-    made: Mapping[str, str]  # by kind: who or what made it
+    made: Mapping[str, str]  # by kind: the worker, grader or end that made it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A group, a worker, from a step on: of how many answers here they differ, and elsewhere."""
+    """A group, a worker, or the steps from one on: differing answers here and elsewhere."""
 
     kind: str
     name: str
@@ -68,7 +68,7 @@ class Place:
 
     @property
     def gain(self) -> float:
-        """See above; 0 if the share is not larger than elsewhere."""
+        """The gain of the module's docstring; 0 if the share is not larger than elsewhere."""
         here, there = _likelihood(self.num, self.of), _likelihood(self.num_others, self.of_others)
         if self.num * self.of_others <= self.num_others * self.of:
             return 0.0
@@ -88,12 +88,12 @@ def _standing_out(places: Sequence[Place]) -> list[Place]:
 
 @dataclass(frozen=True)
 class Opinion:
-    """Another grader's, of the samples of some steps."""
+    """Another grader's rewards for the samples of some steps."""
 
     grader: str
     hash: str
     judged: Sequence[Judged]
-    unjudged: Counter[str]  # why not, and how many
+    unjudged: Counter[str]  # number of samples, by reason
 
     @cached_property
     def has_other_scale(self) -> bool:
@@ -103,9 +103,9 @@ class Opinion:
 
     @cached_property
     def differing(self) -> Sequence[Judged]:
-        """Samples of which the graders differ; those that moved the weights most come first."""
+        """Samples on which the graders differ; those that moved the weights most come first."""
         if self.has_other_scale:
-            found = [one for own in self._groups.values() for one in _turned(own)]
+            found = [one for own in self._groups.values() for one in _reordered(own)]
         else:
             found = [one for one in self.judged if abs(one.was - one.said) > CLOSE]
         return sorted(found, key=lambda one: -abs(one.advantage))
@@ -126,7 +126,7 @@ class Opinion:
 
     @cached_property
     def begins(self) -> Place | None:
-        """From which step on they differ more than before; None: that there is one is not sure."""
+        """The step from which on they differ more than before; None: no step is sure."""
         of, num = self._answers(lambda one: one.step)
         steps = sorted(of)
         places = [
@@ -142,7 +142,7 @@ class Opinion:
         return next(iter(_standing_out(places)), None)
 
     def of_group(self, group: str) -> list[Judged]:
-        """Those of its samples of which the graders differ."""
+        """Return the group's samples on which the graders differ."""
         return [one for one in self.differing if one.name[0] == group]
 
     @cached_property
@@ -153,7 +153,7 @@ class Opinion:
         return found
 
     def _answers(self, place_of: Callable[[Judged], T]) -> tuple[Counter[T], Counter[T]]:
-        """By place: different answers, and those of which the graders differ."""
+        """Return, by place, the number of different answers, and of those the graders differ on."""
 
         def counted(samples: Iterable[Judged]) -> Counter[T]:
             answers = {(place_of(one), one.name[0], one.text) for one in samples}
@@ -176,13 +176,13 @@ def _maker(kind: str, one: Judged) -> str:
     return one.made[kind]
 
 
-def _turned(group: Sequence[Judged]) -> Iterable[Judged]:
-    """Samples that the two graders have the other way round with another one."""
-    turned: dict[Name, Judged] = {}
+def _reordered(group: Sequence[Judged]) -> Iterable[Judged]:
+    """Return the samples that the two graders order differently against another of the group."""
+    reordered: dict[Name, Judged] = {}
     for one, other in itertools.combinations(group, 2):
         if (one.was - other.was) * (one.said - other.said) < 0:
-            turned |= {one.name: one, other.name: other}
-    return turned.values()
+            reordered |= {one.name: one, other.name: other}
+    return reordered.values()
 
 
 def opinion(

@@ -1,4 +1,4 @@
-"""What another grader says, for the terminal and as JSON: where it differs, samples, what to do."""
+"""Another grader's opinion, for the terminal and as JSON: differences, samples, next command."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import visible
 from rlstreams.words.texts import short
 
-GROUPS, SAMPLES = 5, 4  # that are shown; and samples of each
+GROUPS, SAMPLES = 5, 4  # groups that are shown, and samples of each
 
 
 def lines(found: Opinion, name: str) -> Iterator[str]:
-    """Of the opinion.
+    """Yield lines on the opinion.
 
     Args:
-        name: what commands call the run.
+        name: the run's name in commands.
     """
     hashed = f" ({found.hash[:12]})" if found.hash else ""
     differ, of = len(found.differing), counted(len(found.judged), "sample")
@@ -64,7 +64,7 @@ def _name(one: Judged) -> str:
 
 
 def as_json(found: Opinion) -> dict[str, object]:
-    """All of it."""
+    """Return the whole opinion."""
     return {
         "grader": found.grader,
         "hash": found.hash,

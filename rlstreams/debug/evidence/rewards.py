@@ -1,4 +1,4 @@
-"""Whether the rewards of trained samples are what the run's own grader says of their answers."""
+"""The rewards of trained samples checked against the run's own grader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstreams.workers.config.user_code import code_hashes
 
 CLOSE = 1e-6  # of rewards: a sum of parts in another order
 Trained = Mapping[Name, tuple[int, float]]
-"""By sample: its step, and the reward that it was trained with."""
+"""Step and reward of each trained sample, by its name."""
 
 
 def check_rewards(
@@ -28,11 +28,11 @@ def check_rewards(
     spelled: Spelling,
     say: Callable[[str], None],
 ) -> Check:
-    """Judge the samples again; those that differ twice, which tells a grader that draws lots.
+    """Judge the samples again; differing ones twice, which exposes a grader that draws lots.
 
     Args:
         recorded: hashes of the grader's files when the run was made, as its claim has them.
-        spelled: how answers become text.
+        spelled: makes text of answers.
     """
     check = Check(name=REWARDS)
     if why := _why_not(config.reward, spelled):

@@ -1,4 +1,4 @@
-"""What the evidence says, for the terminal: sentences, a table, the next command."""
+"""Text of the evidence for the terminal: sentences, a table, the next command."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rlstreams.debug.evidence.findings import (
 from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import visible
 
-GROUPS = 5  # that are shown
-SAMPLES = 4  # of each
-REASONS = 3  # why something was not checked, of each check
-_WRONG = {  # what is wrong with a sample of which a check found a contradiction
+GROUPS = 5  # groups that are shown
+SAMPLES = 4  # samples of each group
+REASONS = 3  # reasons of each check for unchecked facts
+_WRONG = {  # the fault of a sample, by the check that found a contradiction
     RECORDS: "was trained otherwise than it was sampled",
     REWARDS: "has another reward than the run's grader gives its answer",
     TOKENS: "has tokens that its log-probs do not belong to",
@@ -32,11 +32,11 @@ _WRONG = {  # what is wrong with a sample of which a check found a contradiction
 
 
 def lines(found: Evidence, name: str, *, is_scan: bool = False) -> list[str]:
-    """Of the evidence.
+    """Return lines on the evidence.
 
     Args:
-        name: what commands call the run.
-        is_scan: the first step is looked for, rather than samples of given steps.
+        name: the run's name in commands.
+        is_scan: look for the first step, rather than for samples of given steps.
     """
     return [
         *_sentences(found, is_scan),
@@ -59,10 +59,10 @@ def _sentences(found: Evidence, is_scan: bool) -> Iterator[str]:
     if found.first_step is None:
         checked = any(check.num_agreed for check in found.checks)
         of = counted(found.num_samples, "sample")
-        told = f"nothing contradicts the log of {of}" if checked else "nothing could be checked"
-        yield f"{_steps(found)}: {told}."
+        verdict = f"nothing contradicts the log of {of}" if checked else "nothing could be checked"
+        yield f"{_steps(found)}: {verdict}."
         if not any(check.name == SCORES for check in found.checks):
-            yield "Not looked for: what only the weights tell, --redo."
+            yield "Not checked: contradictions that only the weights show, --redo."
         return
     if is_scan:
         yield f"Step {found.first_step} is the first that contradicts itself."
@@ -72,7 +72,7 @@ def _sentences(found: Evidence, is_scan: bool) -> Iterator[str]:
         yield f"So it is with {len(groups) - GROUPS:,} groups more."
     for one in found.found:
         if one.sample is None:
-            yield f"Step {one.step}: {one.told}."
+            yield f"Step {one.step}: {one.message}."
     rest = found.num_samples - len(samples_of(found.found))
     yield f"The other {counted(rest, 'sample')} of {_steps(found)} agree in all that was checked."
 
@@ -90,10 +90,10 @@ def _of_group(group: str, found: Sequence[Contradiction]) -> str:
     )
 
 
-def _plural(told: str) -> str:
+def _plural(words: str) -> str:
     for one, many in (("was ", "were "), ("has ", "have "), (" it ", " they ")):
-        told = told.replace(one, many)
-    return told.replace(" its ", " their ").replace("another reward", "other rewards")
+        words = words.replace(one, many)
+    return words.replace(" its ", " their ").replace("another reward", "other rewards")
 
 
 def _row(check: Check) -> str:
@@ -116,9 +116,9 @@ def _groups(found: Evidence) -> Iterator[str]:
         of_sample: dict[str, list[str]] = {}
         for one in own:
             assert one.sample is not None
-            of_sample.setdefault(f"{one.sample[0]}/{one.sample[1]}", []).append(one.told)
-        for sample, told in list(of_sample.items())[:SAMPLES]:
-            yield visible(f"  {sample:<10} {'; '.join(told)}")
+            of_sample.setdefault(f"{one.sample[0]}/{one.sample[1]}", []).append(one.message)
+        for sample, messages in list(of_sample.items())[:SAMPLES]:
+            yield visible(f"  {sample:<10} {'; '.join(messages)}")
         if len(of_sample) > SAMPLES:
             yield f"  and {len(of_sample) - SAMPLES:,} more: --json"
 
@@ -136,7 +136,7 @@ def _next(found: Evidence, name: str, is_scan: bool) -> Iterator[str]:
 
 
 def as_json(found: Evidence) -> dict[str, object]:
-    """All of it."""
+    """Return the whole evidence."""
     return {
         "first": found.first,
         "last": found.last,
@@ -153,7 +153,7 @@ def as_json(found: Evidence) -> dict[str, object]:
                     {
                         "step": one.step,
                         "sample": None if one.sample is None else "/".join(map(str, one.sample)),
-                        "told": one.told,
+                        "told": one.message,
                     }
                     for one in check.found
                 ],

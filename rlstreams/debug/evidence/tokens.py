@@ -1,15 +1,15 @@
-"""Whether a sample's tokens are those that its log-probs belong to. Pure.
+"""The search for samples whose tokens do not belong to their log-probs. Pure.
 
-Sampler and scorer give each token a log-prob under the same version (`workers.trainer.guard`). Of
-tokens that were not sampled the two are nats apart; of sound ones they differ by rounding, which
+Sampler and scorer give each token a log-prob under the same version (`workers.trainer.guard`). For
+tokens that were not sampled the two are nats apart; for sound ones they differ by rounding, which
 in 16 bits has heavy tails. So a sample of n tokens has other tokens if the mean distance of all but
 its farthest one is above
 
     mean + REACH * deviation / sqrt(n)     of the tokens of sound samples: noise
     band                                   of the guard: what a step may have (decision 0082)
 
-Which samples are sound is found in turns, from the half with the smallest means on. One other token
-among many, or one that is as likely as that which was sampled, cannot be seen.
+The set of sound samples is found by iteration, from the half with the smallest means on. One other
+token among many, or one as likely as the sampled one, cannot be seen.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rlstreams.debug.evidence.findings import Name
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.workers.trainer.guard import FLOOR, compared, usual
 
-REACH = 6.0  # of 8,000 sound samples not one lies beyond by chance
-TURNS = 20
+REACH = 6.0  # not one of 8,000 sound samples lies beyond by chance
+ITERATIONS = 20
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """Of one sample, over the tokens that can be compared, nats."""
+    """Distance of sampler and scorer over a sample's comparable tokens, nats."""
 
     name: Name
     step: int
@@ -60,7 +60,7 @@ class Distance:
 
 
 def distances(samples: Iterable[ScoredTrajectory], step: int) -> list[Distance]:
-    """Those of a step that can be compared."""
+    """Return the distances of a step's samples that can be compared."""
     found: list[Distance] = []
     for scored in samples:
         parts = [part.distance_N for part in compared([scored])]
@@ -74,7 +74,7 @@ def distances(samples: Iterable[ScoredTrajectory], step: int) -> list[Distance]:
 def others(
     found: Sequence[Distance], steps: Sequence[float], factor: float
 ) -> tuple[list[tuple[Distance, float]], str]:
-    """Samples with other tokens, each with the border that it is beyond; and the noise in words.
+    """Return samples of other tokens, each with the border that it exceeds; and the noise as text.
 
     Args:
         steps: the mean of each step of the run, as the guard takes it; empty: not recorded.
@@ -90,19 +90,19 @@ def others(
     band = max(FLOOR, factor * noise)
     is_sound = mean <= np.median(mean)
     border = _border(num, mean, square, is_sound)
-    for _ in range(TURNS):
+    for _ in range(ITERATIONS):
         border = _border(num, mean, square, is_sound)
         now = rest <= np.maximum(border, band)
         if (now == is_sound).all():
             break
         is_sound = now
-    told = f"noise {noise:.1e} nats a token"
+    note = f"noise {noise:.1e} nats a token"
     bad = np.flatnonzero(~is_sound)
-    return [(found[n], max(float(border[n]), band)) for n in bad.tolist()], told
+    return [(found[n], max(float(border[n]), band)) for n in bad.tolist()], note
 
 
 def _border(num: Floats, mean: Floats, square: Floats, is_sound: npt.NDArray[np.bool_]) -> Floats:
-    """By sample: the largest mean that is noise."""
+    """Return, by sample, the largest mean that is noise."""
     tokens = num[is_sound].sum()
     middle = float((num * mean)[is_sound].sum() / tokens)
     spread = math.sqrt(max(float((num * square)[is_sound].sum() / tokens) - middle**2, 0.0))

@@ -1,7 +1,7 @@
 """Samples on a terminal, drawn by rich.
 
-What a run says is put into `Text`: as a plain string rich would read it as markup, in which the
-token `[/INST]` is an error and `[i]` vanishes.
+A run's words are put into `Text`: rich would read a plain string as markup, in which the token
+`[/INST]` is an error and `[i]` vanishes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _OUTCOMES = {
     Outcome.DEAD: "red",
     Outcome.ABSENT: "red",
 }
-WIDE = 120  # columns, from which on places in the log have one of their own
-_WORST = 5
-_SIBLING = 38  # columns of one answer beside others, at least
+WIDE = 120  # columns of a terminal that has room for a column of places in the log
+_WORST = 5  # tokens
+_SIBLING = 38  # fewest columns of one answer beside others
 
 
 def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
@@ -50,8 +50,8 @@ def whole(detail: SampleDetail, width: int = WIDE) -> RenderableType:
         parts.append(_said(detail.problem, "red"))
     parts += [_heading("lineage"), _lineage(detail, is_wide=width >= WIDE)]
     if detail.lineage.copies:
-        told = ", ".join(map(str, detail.lineage.copies))
-        parts.append(Text(f"later records of the same sample, which nobody uses: {told}", "yellow"))
+        rest = ", ".join(map(str, detail.lineage.copies))
+        parts.append(Text(f"later records of the same sample, which nobody uses: {rest}", "yellow"))
     if detail.note:
         parts.append(Text(detail.note, "yellow"))
     return Group(*parts)

@@ -1,4 +1,4 @@
-"""Dead letters and other events as text: a table with totals, JSON, one with all that is in it."""
+"""Dead letters and other events as text: a table with totals, JSON, one dead letter whole."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _COLUMNS = ("when (UTC)", "worker", "reason", "permanent", "sample", "group", "o
 
 
 def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
-    """A line for each dead letter, the totals by reason, and by cause where several have one.
+    """Return a line for each dead letter, totals by reason, and by cause where several share one.
 
     Args:
-        width: characters that a line is cut to; 0: as long as it is.
+        width: characters that a line is cut to; 0: no line is cut.
     """
     rows = [_COLUMNS, *(_row(view, letter) for letter in letters)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS) - 1)]
@@ -33,27 +33,27 @@ def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
         for row in rows
     ]
-    told = [f"{one.num:>7}  {one.reason}: {visible(one.newest)}" for one in _repeated(letters)]
+    repeated = [f"{c.num:>7}  {c.reason}: {visible(c.newest)}" for c in _repeated(letters)]
     lines = [line[:width].rstrip() if width else line.rstrip() for line in lines]
-    by_cause = ["by cause, each with its newest detail:", *told] if told else []
+    by_cause = ["by cause, each with its newest detail:", *repeated] if repeated else []
     return "\n".join([*lines, totals(letters), *by_cause])
 
 
 def _repeated(letters: Sequence[Letter]) -> list[Cause]:
-    """Causes, if there are fewer of them than dead letters."""
+    """Return the causes, if they are fewer than the dead letters."""
     found = causes(letter.event for letter in letters)
     return found if len(found) < len(letters) else []
 
 
 def totals(letters: Sequence[Letter]) -> str:
-    """One line: how many, and how many of each reason."""
+    """Return one line: the number of dead letters, and the number by reason."""
     counts = Counter(letter.event.reason for letter in letters)
-    told = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return f"{counted(len(letters), 'dead letter')}: {told}" if letters else "no dead letters"
+    by_reason = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    return f"{counted(len(letters), 'dead letter')}: {by_reason}" if letters else "no dead letters"
 
 
 def json_line(view: LettersView, letter: Letter) -> str:
-    """All fields but the bytes, and what became of the group, as one JSON object."""
+    """Return all fields but the bytes, and the group's fate, as one JSON object."""
     fields = dataclasses.asdict(letter.event)
     del fields["key"], fields["value"]
     state = view.group(letter.event.group_id)
@@ -67,10 +67,10 @@ def json_line(view: LettersView, letter: Letter) -> str:
 
 
 def whole(view: LettersView, letter: Letter, schemas: SchemaTexts = NO_TEXTS) -> str:
-    """All fields of a dead letter, and the record that it is about.
+    """Return all fields of a dead letter, and the record that it is about.
 
     Args:
-        schemas: of the log that holds them: a newer release's record has become readable since.
+        schemas: the log's schemas, by which even a newer release's record is readable.
     """
     event = letter.event
     fields = plain_fields(event, schemas)
@@ -84,13 +84,13 @@ def whole(view: LettersView, letter: Letter, schemas: SchemaTexts = NO_TEXTS) ->
 
 
 def plain_fields(event: Any, schemas: SchemaTexts) -> dict[str, Any]:  # noqa: ANN401
-    """Fields as JSON has them; of a dead letter with the record that it is about, or its key."""
+    """Return fields as JSON values; a dead letter's record is decoded too."""
     names = (field.name for field in dataclasses.fields(event))
     return {name: _plain(name, getattr(event, name), schemas) for name in names}
 
 
 def event_row(value: bytes, schemas: SchemaTexts) -> dict[str, Any]:
-    """A record's value; what is no event of ours has a `problem` instead of `fields`."""
+    """Return a record's value; one that is no event of ours has a `problem`, not `fields`."""
     try:
         event = decode(value, schemas)
     except DecodeError as err:

@@ -1,8 +1,8 @@
-"""Dead letters: each one, what became of its group, and the request to issue its row again.
+"""Dead letters, the fates of their groups, and requests to issue their rows again.
 
 Reads `dead-letters`, `steps` and `prompts`, in any order between the topics. A request is a fact in
 `dead-letters`: `prompts` answers it with one new group of the same row that names the old one in
-`replaces`, also where the letter was permanent or the row was replaced as often as
+`replaces`, also where the dead letter was permanent or the row was replaced as often as
 `prompts.max_replacements` says.
 """
 
@@ -35,7 +35,7 @@ LETTER_TOPICS: tuple[Topic, ...] = (STEPS, PROMPTS, DEAD_LETTERS)
 
 
 class Fate(StrEnum):
-    """What became of a group."""
+    """The fate of a group."""
 
     NOBODY = "no group"  # the dead letter names no sample of this run
     EVALUATION = "evaluation"  # held-out samples belong to no group that closes
@@ -79,15 +79,15 @@ class Letter:
 
     @property
     def sample(self) -> str:
-        """`GROUP/SAMPLE`; `-` where nobody knows."""
+        """`GROUP/SAMPLE`; `-` where the record names none."""
         return f"{self.event.group_id}/{self.event.sample}" if self.event.group_id else "-"
 
 
 class LettersView:
-    """Letters, and what `Samples` says of their groups.
+    """Dead letters, and the state of their groups by `Samples`.
 
     Args:
-        keep_bytes: of which letters to keep the origin's bytes; by default of none.
+        keep_bytes: whether to keep a dead letter's bytes of its origin; by default never.
     """
 
     def __init__(self, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False) -> None:
@@ -98,7 +98,7 @@ class LettersView:
         self.num_unreadable = 0  # records in those topics that are no event
 
     def apply(self, event: Event, position: Position | None = None) -> None:
-        """Take one event; what is about no dead letter and no group is passed by."""
+        """Take one event; events about neither dead letters nor groups change nothing."""
         self._samples.apply(event, position)
         if isinstance(event, DeadLetter):
             self._letter(event)
@@ -110,7 +110,7 @@ class LettersView:
         return tuple(sorted((g.id for g in groups if g.dropped is not None), key=int))
 
     def group(self, group_id: str) -> GroupState:
-        """What became of a group, as far as was read."""
+        """Return the state of a group, as far as was read."""
         number = issue_number(group_id)
         if number is None:
             fate = Fate.EVALUATION if group_id.startswith("e") else Fate.NOBODY
@@ -145,7 +145,7 @@ TRANSACTIONAL_ID = "operator"
 def read_letters(
     bus: Bus, deadline_s: float, keep_bytes: Callable[[DeadLetter], bool] = lambda _: False
 ) -> LettersView:
-    """Read until where the topics end now.
+    """Read dead letters and their groups up to the topics' present ends.
 
     Raises DeadlineError: the broker delivered nothing for `deadline_s`.
     """
@@ -162,14 +162,14 @@ def read_letters(
 def select(
     view: LettersView, groups: Sequence[str], max_replacements: int
 ) -> tuple[list[str], list[str]]:
-    """Groups that may be asked for; and of the others a sentence each, why not."""
+    """Return the groups that may be requested, and for each other group a sentence why not."""
     refused = {group: why_not(view, group, max_replacements) for group in groups}
     groups = [group for group, why in refused.items() if not why]
     return groups, [why for why in refused.values() if why]
 
 
 def select_by_reason(view: LettersView, reason: str, max_replacements: int) -> list[str]:
-    """Every group that may be asked for and has a dead letter of that reason."""
+    """Return every group that may be requested and has a dead letter of that reason."""
     named = {
         letter.event.group_id
         for letter in view.letters
@@ -179,10 +179,10 @@ def select_by_reason(view: LettersView, reason: str, max_replacements: int) -> l
 
 
 def why_not(view: LettersView, group_id: str, max_replacements: int) -> str:
-    """Why this group cannot be asked for; empty if it can."""
+    """Return why this group cannot be requested; "": it can."""
     state = view.group(group_id)
     dropped = state.dropped
-    # A drop that could not name its row knows no count either: `prompts` may have given it up.
+    # A drop without a row has no count of replacements either: `prompts` may have given it up.
     is_automatic = (
         dropped is not None
         and not dropped.permanent
@@ -204,21 +204,21 @@ def why_not(view: LettersView, group_id: str, max_replacements: int) -> str:
     return refusals.get(state.fate, "")
 
 
-def _who() -> str:
-    """The operator's name; in a container its number may have none."""
+def _operator() -> str:
+    """Return the operator's name; `uid N` where a container has no name for the number."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # as of Python 3.13 the latter
+    except (KeyError, OSError):  # OSError as of Python 3.13
         return f"uid {os.getuid()}"
 
 
 def request(bus: Bus, run: str, groups: Sequence[str], reason: str) -> None:
-    """Ask for these groups, all in one transaction.
+    """Request these groups, all in one transaction.
 
     Raises AbortedError, FencedError, OutcomeUnknownError: nothing, or perhaps nothing, was written.
     """
     events = [
-        ReplacementRequested(run=run, group_id=group, by=_who(), reason=reason, at_ms=now_ms())
+        ReplacementRequested(run=run, group_id=group, by=_operator(), reason=reason, at_ms=now_ms())
         for group in groups
     ]
     with bus.producer(TRANSACTIONAL_ID) as producer:

@@ -24,7 +24,7 @@ FIGURES = (
 
 
 def formula(trainer: TrainerSection) -> Iterator[str]:
-    """What a step minimises. pi, prox, mu and ref are log-probs of a token, r a sample's reward."""
+    """Yield the loss of a step. pi, prox, mu, ref: log-probs of a token; r: a sample's reward."""
     by, adam = trainer.loss, trainer.optimizer
     stale = "masked" if trainer.on_stale == "mask" else "its group is dropped"
     yield f"advantage   A = {_advantage(by)}"
@@ -170,11 +170,11 @@ def _rejections(by: LossSection) -> Iterator[str]:
         high = f"{by.veto_high:g}" if by.veto_high else "any"
         yield f"0 for a sample of which a token's exp(prox - mu) is not {by.veto_low:g} to {high}"
     if by.rejection != "none":
-        whose = by.rejection_level.replace("sequence_", "the sample's ").replace(
+        level = by.rejection_level.replace("sequence_", "the sample's ").replace(
             "token", "a token's"
         )
         low = f"below {by.rejection_low:g} or " if by.rejection_low else ""
-        yield f"0 where {whose} {by.rejection} of prox - mu is {low}above {by.rejection_high:g}"
+        yield f"0 where {level} {by.rejection} of prox - mu is {low}above {by.rejection_high:g}"
     if by.off_policy_max:
         yield f"0 for a sample with A < 0 and a mean of mu - pi above {by.off_policy_max:g}"
     if by.kind == "m2po":

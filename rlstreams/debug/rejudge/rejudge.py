@@ -1,10 +1,10 @@
-"""Recorded samples judged again by another grader, and what that would have changed.
+"""Recorded samples judged again by another grader, and the rewards and advantages it changes.
 
-Nothing is written, and nothing is sampled: the answers are those of the log. Of each finished
-sample, and of each session that closed to be judged, there is a new outcome, or why there is none;
+Nothing is written, and nothing is sampled: the answers are those of the log. Each finished sample,
+and each session that closed to be judged, gets a new outcome, or the reason for which it has none;
 a grader that fails is no reward of 0. Then each step's advantages are computed anew, by the
-trainer's own function: once from the recorded rewards, which says whether that function is the one
-that the step had, and once from the new ones.
+trainer's own function: once from the recorded rewards, which shows whether the step used this
+function, and once from the new ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
 from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty, permuted
 
-AT_ONCE = 64  # samples that are with the grader
+AT_ONCE = 64  # samples that the grader has at a time
 JUDGED = (ENDED, LIMIT)
 _OPTIONS = "reward.options."
 Name = tuple[str, int]  # group and number of a sample
@@ -53,7 +53,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grader:
-    """Who judges now."""
+    """The grader that judges now, ready to use."""
 
     name: str
     hash: str  # SHA-256 of its code and settings; "": not known
@@ -64,16 +64,16 @@ class Grader:
 def grader_of(
     section: RewardSection, reward: str, verifier: str, options: Sequence[str]
 ) -> Iterator[Grader]:
-    """Who judges now, ready; its processes are ended behind the block.
+    """Yield the grader, ready to use; its processes end with the block.
 
     Args:
-        section: as the run has it; judges itself where nobody is named.
-        reward: `file.py:function`; empty: it is not named.
-        verifier: one of ours; empty: it is not named.
+        section: the run's own section, whose grader judges if neither option names one.
+        reward: `file.py:function`; "": not named.
+        verifier: a verifier of ours; "": not named.
         options: `NAME=VALUE`, a value as in TOML or plain text.
 
     Raises:
-        ConfigError: both are named, or what judges gives no reward for an answer alone, or cannot
+        ConfigError: both are named, or the grader gives no reward for an answer alone, or cannot
             be loaded.
     """
     if reward and verifier:
@@ -108,12 +108,12 @@ def grader_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOutcome:
-    """What the grader says of one sample."""
+    """The grader's outcome for one sample."""
 
     event: OutcomeReported  # not written; without a session its id is the sample's name
     sample: Name
     was: float | None  # its reward; None: its session has no trajectory
-    text: str  # that was judged: the last answer
+    text: str  # the judged text: the last answer
 
     @property
     def is_changed(self) -> bool:
@@ -124,13 +124,13 @@ class NewOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAdvantages:
-    """One step of which a reward would have been another."""
+    """One step's advantages, recorded and recomputed, where a reward changes."""
 
     step: int
     names: tuple[Name, ...]  # its samples, in batch order
     was: tuple[float, ...]  # as recorded
     now: tuple[float, ...]
-    is_exact: bool  # from the recorded rewards the recorded advantages come out, bit for bit
+    is_exact: bool  # the recorded rewards give the recorded advantages, bit for bit
 
     @property
     def num_changed(self) -> int:
@@ -140,12 +140,12 @@ class NewAdvantages:
 
 @dataclass(slots=True, kw_only=True)
 class Rejudged:
-    """What came of it."""
+    """New outcomes of samples, new advantages of steps, and their counts."""
 
     outcomes: list[NewOutcome] = field(default_factory=list)
     steps: list[NewAdvantages] = field(default_factory=list)
     num_steps: int = 0  # of the run
-    num_exact: int = 0  # of these, from whose recorded rewards the recorded advantages come out
+    num_exact: int = 0  # steps whose recorded rewards give the recorded advantages
     num_unjudged: int = 0  # sessions that closed in another way than by their end or a limit
     num_open: int = 0
 
@@ -156,7 +156,7 @@ class Rejudged:
 
     @property
     def num_failed(self) -> int:
-        """Samples of which the grader says nothing."""
+        """Samples that the grader gives no reward."""
         return sum(one.event.kind != REWARD for one in self.outcomes)
 
 
@@ -165,13 +165,13 @@ class _Case:
     """A sample to be judged."""
 
     name: Name
-    sample: Callable[[], tuple[Sample, str | None]]  # and the call whose answer it is
+    sample: Callable[[], tuple[Sample, str | None]]  # the sample, and the call of its answer
     supersedes: str | None = None
 
 
 @dataclass(slots=True)
 class _Asked:
-    """What a prompt says to a grader."""
+    """A prompt's fields for a grader."""
 
     text: str
     answer: str
@@ -189,8 +189,8 @@ def rejudge(
 
     Args:
         decode: token ids to text, special tokens left out.
-        by: how the run makes advantages of rewards.
-        groups: whose samples are judged; None: all.
+        by: the section by which the run makes advantages of rewards.
+        groups: the groups whose samples are judged; None: all.
 
     Raises:
         DeadlineError: a partition did not deliver up to its end.
@@ -239,9 +239,9 @@ def rejudge(
 
 
 def _closed(log: RunLog, found: Rejudged) -> Iterator[Session]:
-    """Sessions to be judged; what was given is forgotten."""
+    """Yield the sessions to be judged, and forget each."""
     sessions = SessionLog()
-    for topic in (OUTCOMES, CALLS):  # all that was said before the close is counted is there
+    for topic in (OUTCOMES, CALLS):  # outcomes first: they must be there when a close is read
         for record in log.read_topic(topic, skip_unreadable=True):
             sessions.apply(record.event, record.position.offset)
             session = sessions.get(getattr(record.event, "session_id", ""))
@@ -264,7 +264,7 @@ def _plain(
     rewards: dict[Name, float],
     lengths: dict[Name, int],
 ) -> Iterator[_Case]:
-    """Samples that were no sessions; of all samples the rewards, and how long their answers are."""
+    """Yield samples that were no sessions; fill `rewards` and `lengths` for all samples."""
     of_sessions = set(judged)
     for record in log.read(Trajectory, groups, skip_unreadable=True):
         event = record.event
@@ -296,7 +296,7 @@ async def _all(cases: Sequence[_Case], grader: Grader) -> list[tuple[OutcomeRepo
 
 
 async def _judge(case: _Case, grader: Grader) -> tuple[OutcomeReported, str]:
-    """What the grader says, or that it cannot; and of which answer."""
+    """Return the grader's outcome, or its failure, and the judged answer."""
     kind, judged, note, text, call_id = REWARD, Judgement(reward=0.0), "", "", None
     try:
         sample, call_id = case.sample()
@@ -306,11 +306,11 @@ async def _judge(case: _Case, grader: Grader) -> tuple[OutcomeReported, str]:
     except (RewardError, NoChainError, TensorError, ValueError) as err:
         kind, note, call_id = GRADER, str(err), None
     session_id = f"{case.name[0]}/{case.name[1]}"
-    told = f"{session_id}\n{grader.name}\n{grader.hash}"
+    identity = f"{session_id}\n{grader.name}\n{grader.hash}"
     event = OutcomeReported(
         session_id=session_id,
         group_id=case.name[0],
-        outcome_id=hashlib.sha256(told.encode()).hexdigest()[:32],
+        outcome_id=hashlib.sha256(identity.encode()).hexdigest()[:32],
         kind=kind,
         reward=judged.reward,
         grader=grader.name,
@@ -332,10 +332,10 @@ def _said_to(asked: Mapping[Name, _Asked], name: Name) -> _Asked:
 def advantages_again(
     step: StepCompleted, now: Mapping[Name, float], lengths: Mapping[Name, int], by: TrainerSection
 ) -> NewAdvantages:
-    """The advantages of a step, from these rewards instead of the recorded ones.
+    """Return the advantages of a step, from these rewards instead of the recorded ones.
 
     Args:
-        now: other rewards, by sample; a sample that it lacks keeps its own.
+        now: other rewards, by sample; a sample without one keeps its own.
         lengths: tokens that the policy sampled, by sample.
 
     Raises:
@@ -351,7 +351,7 @@ def advantages_again(
             taken = [overlong_penalty(lengths.get(name, 0), by.loss) for name in names]
             rewards = [r + p for r, p in zip(rewards, taken, strict=True)]
         if by.control == "permuted":
-            rewards = permuted(rewards, step.step - 1)  # by how many steps there were
+            rewards = permuted(rewards, step.step - 1)  # the number of steps before
         return advantages_by(rewards, [group for group, _ in names], by.loss)
 
     return NewAdvantages(
@@ -364,7 +364,7 @@ def advantages_again(
 
 
 def _last(session: Session) -> str | None:
-    """The newest reward of it that stands."""
+    """Return the outcome id of the session's newest standing reward."""
     rewards = [one for one in session.standing if one.kind == REWARD]
     return rewards[-1].outcome_id if rewards else None
 

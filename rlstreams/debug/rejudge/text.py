@@ -1,4 +1,4 @@
-"""What another grader would have changed, as lines of text and as one JSON object."""
+"""Changes that another grader would have made, as lines of text and as one JSON object."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import number
 from rlstreams.words.texts import short
 
-_MOST = 20  # samples, and steps, that are listed; the JSON has all
+_MOST = 20  # samples, and steps, that are listed; the JSON lists all
 
 
 def lines(found: Rejudged, grader: Grader, name: str) -> Iterator[str]:
-    """Samples whose reward would be another, the largest change first; steps; what is exact.
+    """Yield samples whose reward changes, the largest change first; steps; the exact ones.
 
     Args:
-        name: of the run.
+        name: the run's name.
     """
     yield f"{name}, judged by {grader.name}" + (f" ({grader.hash[:12]})" if grader.hash else "")
     changed = sorted((one for one in found.outcomes if one.is_changed), key=_by_change)
@@ -57,11 +57,11 @@ def _summary(found: Rejudged) -> str:
         f"{found.num_unjudged:,} sessions that failed are not judged" if found.num_unjudged else "",
         f"{found.num_open:,} are open" if found.num_open else "",
     ]
-    told = "; ".join(filter(None, [
+    summary = "; ".join(filter(None, [
         f"{counted(len(found.outcomes), 'sample')} judged{means}",
         f"{found.num_changed:,} changed", f"{found.num_failed:,} without a reward", *beside,
     ]))  # fmt: skip
-    return told
+    return summary
 
 
 def _more(num: int) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _more(num: int) -> Iterator[str]:
 
 
 def as_json(found: Rejudged, grader: Grader, name: str) -> dict[str, Any]:
-    """All of it: of samples those that change or fail."""
+    """Return all figures, and the samples that change or fail."""
     return {
         "run": name,
         "grader": grader.name,
@@ -122,5 +122,5 @@ def _by_change(one: NewOutcome) -> float:
 
 
 def _largest(step: NewAdvantages) -> float:
-    """Of the changes of its advantages, with its sign."""
+    """Return the largest change of its advantages, with its sign."""
     return max((b - a for a, b in zip(step.was, step.now, strict=True)), key=abs, default=0.0)

@@ -1,9 +1,9 @@
-"""`rlstreams record diff`: what two accounts of a run say differently, record by record.
+"""`rlstreams record diff`: differences of two accounts of a run, record by record.
 
 Records are paired by what they are about (a sample, a step, a version), never by where they lie.
 Of several records of one sample the first counts, as everywhere. Memory is a position for each
-record of the second account, which is looked up there. What says who wrote a record,
-when, and where things lie in that run's log differs between any two runs; it is left out.
+record of the second account, which is looked up there. Writers, times and places in the log differ
+between any two runs; these fields are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Difference:
     one: str
     other: str
     gap: float = 0.0  # largest distance, of numbers
-    more: str = ""  # of an array: how many elements differ
+    more: str = ""  # of an array: the number of elements that differ
 
     @property
     def field(self) -> str:
@@ -131,7 +131,7 @@ def _brief(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-# How each kind of event is paired: by these facts. Other kinds are about one run's processes
+# Facts by which each kind of event is paired. Other kinds are about one run's processes
 # (heartbeats, reports, claims), which no other run shares.
 PAIRED: Mapping[type[Event], tuple[str, ...]] = {
     Prompt: ("group_id", "sample"),
@@ -146,7 +146,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A record of each side that are about the same, and what differs."""
+    """Two records about the same thing, one of each side, and their differences."""
 
     event: str
     about: str  # `17/3`, `step 4`
@@ -164,8 +164,8 @@ class Summary:
     num_different: int = 0
     missing: int = 0  # only in the first
     extra: int = 0  # only in the second
-    by_field: Counter[str] = field(default_factory=Counter)  # records in which it differs
-    gaps: dict[str, float] = field(default_factory=dict)  # largest distance
+    by_field: Counter[str] = field(default_factory=Counter)  # records in which a field differs
+    gaps: dict[str, float] = field(default_factory=dict)  # largest distance by field
     first: Pair | None = None
 
     @property
@@ -218,7 +218,7 @@ def _compare(
 
 
 def _firsts(recording: Recording, kind: type[Event]) -> dict[Key, Position]:
-    """Where the records lie that count: of each sample the first."""
+    """Return the position of the first record of each key: the record that counts."""
     found: dict[Key, Position] = {}
     for record in recording.events(kind):
         facts = facts_of(record.event)
@@ -228,7 +228,7 @@ def _firsts(recording: Recording, kind: type[Event]) -> dict[Key, Position]:
 
 
 def lines(summaries: Collection[Summary]) -> list[str]:
-    """For the terminal: counts, fields, and the first difference of each kind."""
+    """Return lines for the terminal: counts, fields, and the first difference of each kind."""
     if not summaries:
         return ["nothing to compare: the second holds no record of a kind that can be paired"]
     found = [f"{'':<17} {'equal':>9} {'different':>9} {'missing':>9} {'extra':>9}"]
@@ -242,7 +242,7 @@ def lines(summaries: Collection[Summary]) -> list[str]:
 
 
 def field_lines(summary: Summary) -> list[str]:
-    """In how many records each field differs, and how far."""
+    """Return a line for each field that differs: in how many records, and how far."""
     return [
         f"  {name}: in {count:,}" + (f", at most {gap:.3g} apart" if gap else "")
         for name, count in summary.by_field.most_common()
@@ -251,7 +251,7 @@ def field_lines(summary: Summary) -> list[str]:
 
 
 def pair_lines(pair: Pair) -> list[str]:
-    """The first field in which two records differ."""
+    """Return lines on the first field in which two records differ."""
     first, more = pair.differences[0], len(pair.differences) - 1
     return [
         f"first different {pair.event}: {pair.about}",

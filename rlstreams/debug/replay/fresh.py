@@ -1,4 +1,4 @@
-"""A fresh run: its folder, broker and topics, in which nobody has written yet."""
+"""A fresh run: its folder, broker and empty topics."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from rlstreams.workers.config.run import RunConfig
 
 @contextmanager
 def fresh_run(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[Bus]:
-    """As `fresh_topics`, and its folder is that of a run from the begin on."""
+    """Open `fresh_topics`, and make the folder a run's at the beginning of the block."""
     with fresh_topics(config, schemas=schemas) as bus:
         configure(config)
         yield bus
 
 
 def configure(config: RunConfig) -> None:
-    """Make the folder that of this run."""
+    """Write the run's configuration into its folder, which makes it this run's."""
     file = Path(config.folder) / CONFIG_FILE
     file.write_text(resolved_json(config) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def fresh_topics(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[Bus]:
-    """The run, its topics made and empty; an embedded broker runs while this is open.
+    """Open a run with new, empty topics; an embedded broker runs while the block is open.
 
     Args:
-        schemas: that the recording holds: roles read it as they read the run.
+        schemas: the recording's schema texts, for roles that read its records in this run.
 
     Raises:
-        ConfigError: the run has records already, its folder is another run's, or somebody is at
-            work in it: nothing is ever written into a run that lives, nor changed of it.
+        ConfigError: the run has records already, its folder is another run's, or a process works
+            in it: a live run is never written to or changed.
         BrokerError: the broker cannot be reached or started.
     """
     folder = Path(config.folder)
@@ -57,7 +57,7 @@ def fresh_topics(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterato
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked_run(folder))
         if not config.broker.bootstrap:
-            # One that runs already may be that of a live run, which is refused below.
+            # A broker that runs already may be a live run's, which is refused below.
             stack.enter_context(visited(embedded_broker(config)))
         bus = stack.enter_context(open_bus(config))
         _refuse_used(bus, config)  # before its topics are touched
@@ -67,14 +67,14 @@ def fresh_topics(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterato
 
 
 def refuse_others_folder(config: RunConfig) -> None:
-    """A fresh run writes its configuration into its folder: over its own, and over no other run's.
+    """Refuse a folder that is another run's: a fresh run writes its configuration there.
 
-    Raises ConfigError: the folder is something else's; says what is there.
+    Raises ConfigError: the folder is something else's; the message says what is there.
     """
     file = Path(config.folder) / CONFIG_FILE
-    if told := other_than_run(file.parent):
+    if other := other_than_run(file.parent):
         raise ConfigError(
-            f"{told}: a fresh run needs a folder of its own; name another with --dir DIR"
+            f"{other}: a fresh run needs a folder of its own; name another with --dir DIR"
         )
     if not file.exists():
         return

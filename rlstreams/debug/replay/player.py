@@ -1,7 +1,7 @@
 """Player: writes recorded records, or those of some steps, into a fresh run at any speed.
 
-Values, keys, headers and partitions are those of the recording; offsets are new, so each record
-says in the header `rlstreams-replay-of` where it lay. Positions inside of events stay as they were
+Values, keys, headers and partitions are those of the recording; offsets are new, so each record's
+header `rlstreams-replay-of` names its recorded place. Positions inside of events stay as they were
 recorded: they are part of the bytes that steps hash.
 """
 
@@ -31,7 +31,7 @@ from rlstreams.streams.recording.table import facts_of
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 
-ENDLESS = sys.maxsize - 1  # the last of steps that have no end
+ENDLESS = sys.maxsize - 1  # the last step of a range without an end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Selection:
     groups: frozenset[str]
 
     def wants(self, event: Event | None) -> bool:
-        """Whether a record with this event is meant; one of neither a group nor a step is not.
+        """Whether a record with this event is selected; one of neither a group nor a step is not.
 
-        Claims, and where a branch begins, are in any case: nothing can be understood without them.
+        Claims and a branch's first record are always selected: no reader can do without them.
         """
         facts = facts_of(event)
         if isinstance(event, TrainerStarted | RunBranched) or facts.group_id is not None:
@@ -55,7 +55,7 @@ class Selection:
 
 
 def range_of(text: str) -> range | None:
-    """`3:7`, `3:`, `:7` or `3`; None: all steps. Raises ConfigError: anything else."""
+    """Parse `3:7`, `3:`, `:7` or `3`; None: all steps. Raises ConfigError: any other text."""
     if not text:
         return None
     first, colon, last = text.partition(":")
@@ -70,9 +70,9 @@ def range_of(text: str) -> range | None:
 
 
 def selection_of(recording: Recording, steps: range | None) -> Selection | None:
-    """The steps with their groups; None: everything.
+    """Return the selection of the steps with their groups; None: everything.
 
-    Raises NotRecordedError: the recording has none of them.
+    Raises NotRecordedError: the recording has none of the steps.
     """
     if steps is None:
         return None
@@ -88,7 +88,7 @@ def selection_of(recording: Recording, steps: range | None) -> Selection | None:
 
 
 def chosen(recording: Recording, selection: Selection | None) -> Iterator[RawRecord]:
-    """The records of a selection, or all, in the order of the recording; schemas in any case."""
+    """Yield the selected records, or all, in the order of the recording; schemas in any case."""
     for raw in recording.records():
         is_any = selection is None or raw.position.topic == SCHEMAS.name
         if is_any or (selection is not None and selection.wants(recording.event(raw))):
@@ -96,16 +96,16 @@ def chosen(recording: Recording, selection: Selection | None) -> Iterator[RawRec
 
 
 MAX_ABORTS = 5
-STREAM_BYTES = 128_000_000  # of one transaction
+STREAM_BYTES = 128_000_000  # most bytes of one transaction
 STREAM_RECORDS = 200_000
 STREAM_S = 2.0
 
 
 def outgoing_of(raw: RawRecord, run: str) -> Outgoing:
-    """A recorded record, to be sent to where it lay in another run.
+    """Return a recorded record, addressed to the same topic and partition of another run.
 
     Args:
-        run: that it was recorded from; a record that was itself replayed keeps its first origin.
+        run: the recorded run; a record that was itself replayed keeps its first origin.
     """
     topic, partition, offset = raw.position
     origin = {REPLAY_HEADER: f"{run}/{topic}[{partition}]@{offset}".encode()}
@@ -120,7 +120,7 @@ def outgoing_of(raw: RawRecord, run: str) -> Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What was written."""
+    """Counts of the records that were written."""
 
     num_records: int
     num_bytes: int
@@ -128,7 +128,7 @@ class Played:
     by_topic: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """Return lines for the terminal."""
         rate = self.num_records / max(self.seconds, 1e-9)
         return [
             *(f"{topic:<20} {count:>10,}" for topic, count in sorted(self.by_topic.items())),
@@ -147,12 +147,12 @@ def play(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Played:
-    """Write all records into the bus's run, in transactions of what is due.
+    """Write all records into the bus's run, in transactions of the records that are due.
 
     Args:
-        run: that was recorded.
+        run: the recorded run.
         speed: recorded seconds per second; inf: as fast as possible.
-        on_progress: told after each transaction how many records are written.
+        on_progress: called after each transaction with the number of records written so far.
         now_s, sleep: the clock.
 
     Raises:
@@ -203,7 +203,7 @@ def _commit(producer: Producer, records: list[Outgoing]) -> None:
 
 
 def recorded_config(recording: Recording) -> RunConfig:
-    """The configuration that the recorded run was under, at its newest claim.
+    """Return the recorded run's configuration at its newest claim.
 
     Raises ConfigError: it names a field that this release does not know.
     """

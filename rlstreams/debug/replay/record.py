@@ -1,4 +1,4 @@
-"""`rlstreams record`: a run's topics into a folder, and its weights and checkpoints beside them."""
+"""`rlstreams record`: copies a run's topics into a folder, and its weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
-QUIET_S = 5.0  # after the trainer is done: the last evaluation may still come in
+QUIET_S = 5.0  # without a record after the trainer is done: a last evaluation may still come
 _LIBRARIES = ("rlstreams", "pyarrow", "confluent-kafka", "numpy")
 _POLL_S = 0.2
 _COPY_EVERY_S = 1.0
@@ -28,7 +28,7 @@ _COPY_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingOptions:
-    """What is to be recorded, and where."""
+    """Contents and folder of a recording to be made."""
 
     folder: Path
     is_followed: bool = False
@@ -38,11 +38,11 @@ class RecordingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingResult:
-    """What was recorded."""
+    """Manifest and counts of a finished recording."""
 
     manifest: Manifest
     num_records: int  # in the whole recording
-    num_new: int  # by this process
+    num_new: int  # records added by this process
     num_bytes: int  # of values, read by this process
     seconds: float
     is_resumed: bool
@@ -79,7 +79,7 @@ def record(
                     _follow(recorder, copies, stopped)
                 recorder.up_to_now()
             except (BrokerError, DeadlineError, OffsetGoneError):
-                recorder.commit()  # whoever goes on with it does so behind what was read
+                recorder.commit()  # a later process goes on behind the records read so far
                 copies.take(is_last=True)
                 if not (options.is_followed and recorder.trainer_state == DONE):
                     raise  # the broker of a run that is over may be stopped
@@ -96,7 +96,7 @@ def record(
 
 
 def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> None:
-    """Until the run is done and quiet, or the user has seen enough."""
+    """Record until the run is done and quiet, or `stopped`."""
     last_news_s = time.monotonic()
     while not stopped():
         num = recorder.step(_POLL_S)
@@ -110,8 +110,8 @@ def _follow(recorder: Recorder, copies: Copies, stopped: Callable[[], bool]) -> 
 class Copies:
     """Weights and checkpoints of the run's folder, copied as they appear; a file has one content.
 
-    Kept versions and checkpoints are removed by the run as new ones come, so a live run is looked
-    at once a second.
+    The run removes versions and checkpoints as new ones come, so a live run's folder is listed
+        once a second.
     """
 
     def __init__(self, run_folder: Path, options: RecordingOptions) -> None:
@@ -124,7 +124,7 @@ class Copies:
         self._next_s = 0.0
 
     def take(self, *, is_last: bool = False) -> None:
-        """Copy what is new; the last time whatever the clock says."""
+        """Copy new files, at most once in `_COPY_EVERY_S`; the last time at once."""
         if time.monotonic() < self._next_s and not is_last:
             return
         self._next_s = time.monotonic() + _COPY_EVERY_S
@@ -134,7 +134,7 @@ class Copies:
 
 
 def _whole_files(folder: Path) -> Iterable[Path]:
-    """What has its final name: weights and the files of checkpoints."""
+    """Yield files with their final names: weights and the files of checkpoints."""
     yield from sorted(folder.glob("v*.safetensors"))
     yield from sorted(p for p in folder.glob("[0-9]*/*") if p.is_file())
 
@@ -178,7 +178,7 @@ def _versions() -> dict[str, str]:
 
 
 def _with_claim(writer: RecordingWriter) -> Manifest:
-    """The manifest, with data, tokenizer, model and libraries as the newest claim names them."""
+    """Return the manifest, with data, tokenizer, model and libraries of the newest claim."""
     with Recording(writer.folder) as recording:
         claims = [record.event for record in recording.events(TrainerStarted)]
     if not claims:

@@ -1,8 +1,8 @@
 """Recorded windows of the log-prob role scored again, and each score compared.
 
-Each `ScoredTrajectory` says which others were scored with it, and under which versions. The role's
-own `score_window` gets the same windows, so the same forwards run, and with the same weights and
-threads every log-prob has the same bits. Decision 0015.
+Each `ScoredTrajectory` names its window and its versions. The role's own `score_window` gets the
+same windows, so the same forwards run, and with the same weights and threads every log-prob has the
+same bits. Decision 0015.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.store.at_hand import AtHand
 
-SHOWN = 10  # versions that are named
+SHOWN = 10  # versions that a line names
 Window = Sequence[Record[ScoredTrajectory]]
 
 
 @dataclass(slots=True, kw_only=True)
 class ScoreReplay:
-    """What came of the recorded windows."""
+    """Results of scoring the recorded windows again."""
 
     num_known: int = 0  # versions that the recording announces
-    missing: Sequence[int] = ()  # those whose weights are not there
+    missing: Sequence[int] = ()  # versions whose weights are not there
     scores: Summary = field(default_factory=lambda: Summary(event="ScoredTrajectory"))
-    failed: Counter[str] = field(default_factory=Counter)  # why it is refused now, and how many
-    skipped: Counter[str] = field(default_factory=Counter)  # why it was passed by, and how many
+    failed: Counter[str] = field(default_factory=Counter)  # trajectories refused now, by reason
+    skipped: Counter[str] = field(default_factory=Counter)  # trajectories passed by, by reason
 
     @property
     def is_equal(self) -> bool:
-        """Whether everything that was scored came out alike, and something was scored."""
+        """Whether every score is equal, and there is one."""
         return self.scores.num_equal > 0 and self.scores.is_equal and not self.failed
 
     def lines(self) -> list[str]:
-        """For the terminal."""
+        """Return lines for the terminal."""
         scores, things = self.scores, ("scored trajectory", "scored trajectories")
         missing = f"; missing: {_numbers(self.missing)}" if self.missing else ""
         num_available = self.num_known - len(self.missing)
@@ -76,11 +76,11 @@ def scores_again(
     folders: Sequence[Path],
     selection: Selection | None = None,
 ) -> ScoreReplay:
-    """Score the windows of which a sample is meant, by default all; writes nothing.
+    """Score the windows with a selected sample, by default all; writes nothing.
 
     Args:
-        config: of the recorded run, whose own folders are looked at for weights, too.
-        folders: of weight versions, or stores; the recording's own is looked at first.
+        config: the recorded run's; its own folders are searched for weights, too.
+        folders: folders of weight versions, or stores; the recording's own is searched first.
 
     Raises:
         NotRecordedError: there are no weights, or no log-prob worker.
@@ -140,11 +140,11 @@ class _Scoring:
                 close()
 
     def versions_of(self, window: Window) -> set[int]:
-        """Versions that it was scored under."""
+        """Return the versions that the window was scored under."""
         return {s.policy_version for one in window for s in one.event.scores} - {NO_VERSION}
 
     def score(self, window: Window, made: ScoreReplay) -> None:
-        """Score it, and compare."""
+        """Score a window again, and compare every score."""
         anchors = {
             one.event.trajectory.segments[score.segment].policy_version: Anchor(
                 label=score.anchor, policy_version=score.policy_version
@@ -186,7 +186,7 @@ class _Scoring:
 
 
 def _windows(recording: Recording, made: ScoreReplay) -> Iterator[Window]:
-    """Whole windows in the order in which they were finished; holds only those that are not."""
+    """Yield whole windows in the order of their last records; memory holds only unfinished ones."""
     open_: defaultdict[tuple[str, int], dict[int, Record[ScoredTrajectory]]] = defaultdict(dict)
     firsts = FirstRecords()
     for record in recording.events(ScoredTrajectory):
@@ -203,6 +203,6 @@ def _windows(recording: Recording, made: ScoreReplay) -> Iterator[Window]:
 
 
 def _numbers(versions: Sequence[int]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first `SHOWN` versions, and the number of the others."""
     more = f" and {len(versions) - SHOWN:,} more" if len(versions) > SHOWN else ""
     return ", ".join(map(str, versions[:SHOWN])) + more

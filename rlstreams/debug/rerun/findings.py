@@ -1,4 +1,4 @@
-"""A re-run step beside its record: what is equal, and the first place where it is not."""
+"""A re-run step compared with its record: equal facts, and the first place of each difference."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from rlstreams.workers.weights.file import file_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was compared."""
+    """One compared fact of a step."""
 
     name: str
     recorded: str
     again: str
-    place: str = ""  # the first place where it differs, as far as the log knows it
+    place: str = ""  # the first place where it differs, as far as the log has it
 
     @property
     def is_equal(self) -> bool:
-        """Whether both say the same."""
+        """Whether recorded and recomputed fact are the same."""
         return self.recorded == self.again
 
 
 def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Finding]:
-    """Everything that a step's event says of its computation, in the order in which it follows.
+    """Compare all facts that a step's event holds of its computation, in the order of computation.
 
     Args:
-        config: that it was recorded under.
-        parameter: where the new weights first differ, see `differing`.
+        config: the configuration that it was recorded under.
+        parameter: the place where the new weights first differ, see `differing`.
     """
     event, again, payloads = step.recorded, step.again, step.payloads
     plan = _planned(event, payloads, config)
@@ -83,7 +83,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
 
 
 def _cut_again(step: RedoneStep, by: TrainerSection) -> Cut:
-    """The micro-batches that are planned now, in bins and shared tokens as the step had."""
+    """Plan the step's micro-batches again, with its kinds of bins and shared tokens."""
     samples = [row for payload in step.payloads for row in scored_rows(payload.scored)]
     shares = any(part.taken is not None for part in step.again.batch.micro_batches)
     return planned_cut(
@@ -98,7 +98,7 @@ def _cut_again(step: RedoneStep, by: TrainerSection) -> Cut:
 
 
 def again_lines(step: RedoneStep, differences: Sequence[Finding]) -> list[str]:
-    """A step that was done again, for the terminal.
+    """Return lines on a step that was done again, for the terminal.
 
     Args:
         differences: findings that are not equal.
@@ -117,9 +117,9 @@ def again_lines(step: RedoneStep, differences: Sequence[Finding]) -> list[str]:
 
 
 def _planned(event: StepCompleted, payloads: Sequence[Payload], config: RunConfig) -> Plan:
-    """What the trainer's planner makes of the step's samples and of the dead letters about others.
+    """Plan the step again from its samples and from the dead letters of its absent ones.
 
-    Which groups were complete when it planned is taken from the step: that hung on a clock.
+    The set of complete groups is taken from the step: it depended on a clock.
     """
     groups = {ref.group_id for ref in event.samples} | {one.group_id for one in event.absent}
     planner = Admission(
@@ -151,7 +151,7 @@ def _first_figure(recorded: Mapping[str, float], now: Mapping[str, float]) -> st
 
 
 def _first_sample(event: StepCompleted, again: Trained, payloads: Sequence[Payload]) -> str:
-    """The first sample that is not the one that the step names."""
+    """Return the first sample that is not the one that the step names."""
     for number, (ref, payload, advantage) in enumerate(
         zip(event.samples, payloads, again.advantages, strict=True)
     ):
@@ -176,7 +176,7 @@ def _first_border(recorded: Sequence[int], now: Sequence[int]) -> str:
 
 
 def differing(event: StepCompleted, made: Mapping[str, Tensor], folders: Sequence[Path]) -> str:
-    """The first parameter that is not the recorded version's, where its weights are available."""
+    """Return the first parameter that differs from the recorded weights, if these are at hand."""
     from safetensors.torch import load_file
 
     name = file_name(event.policy_version, event.weight_hash)

@@ -1,8 +1,8 @@
 """A trainer's weights as they were before a step, rebuilt from the log; writes nothing into it.
 
 The nearest confirmed checkpoint is loaded, or the model folder, and the steps in between are redone
-as a restarted trainer would. All that does steps again begins here; `steps_again` gives them one by
-one. Under the recorded versions of hardware and libraries each hash is the ledger's.
+as a restarted trainer would. Every tool that does steps again begins here; `steps_again` yields
+them one by one. Under the recorded versions of hardware and libraries each hash is the ledger's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def steps_again(
     checkpoints: Sequence[Path] = (),
     keep_weights: Path | None = None,
 ) -> Iterator[tuple[RedoneStep, list[Finding]]]:
-    """Each committed step from `first` to `last`, in order, and what differs in it.
+    """Yield each committed step from `first` to `last`, in order, with its differences.
 
     Args:
         first, last: 0: the run's first, the newest.
@@ -62,8 +62,8 @@ def steps_again(
         keep_weights: a folder for every version that is made, the one before `first` included.
 
     Raises:
-        RerunError: as `rebuilt`; or a redo drifted on the way, and no redo elsewhere makes the
-            weights that the run went on with.
+        RerunError: as `rebuilt`; or a redo of the run drifted on the way, and no other redo makes
+            the weights that the run went on with.
         RetentionError, OffsetGoneError: retention removed records that it needs.
     """
     with rebuilt(bus, config, first, last, checkpoints=checkpoints) as before:
@@ -91,15 +91,15 @@ def steps_again(
 
 
 class RerunError(ConfigError):
-    """A step that cannot be re-run; says what is there instead."""
+    """A step that cannot be re-run; the message names the steps that can."""
 
 
 class UnequalError(RerunError):
     """A step gave other weights than recorded."""
 
-    def __init__(self, told: str, environment: str) -> None:
-        super().__init__(f"{told}: {environment or 'nothing that its claim records differs'}")
-        self.environment = environment  # what differs here from where it was made; "": nothing
+    def __init__(self, message: str, environment: str) -> None:
+        super().__init__(f"{message}: {environment or 'nothing that its claim records differs'}")
+        self.environment = environment  # differences from the recorded one; "": none
 
 
 class Rebuilt:
@@ -110,12 +110,12 @@ class Rebuilt:
         self.ledger = ledger
         self.training = training
         self.started_from = ""  # a checkpoint, or the model folder
-        self.num_redone = 0  # steps between it and the one that was asked for
+        self.num_redone = 0  # steps done again since `started_from`
 
     def again(self, step: int, change: TrainerSection | None = None) -> RedoneStep:
         """Do a step again, from the weights in hand; see `redo_steps`.
 
-        Raises RerunError: a record is not there any more; names its position.
+        Raises RerunError: a record is gone; names its position.
         """
         found: list[RedoneStep] = []
         redo = redo_steps(
@@ -126,32 +126,32 @@ class Rebuilt:
         return found[0]
 
     def read(self, step: int) -> tuple[StepCompleted, list[Payload]]:
-        """A step's event, and its samples in batch order. Raises as `again`."""
+        """Return a step's event, and its samples in batch order. Raises as `again`."""
         return self.recorded(self._bus, self.ledger, step)
 
     @staticmethod
     def recorded(bus: Bus, ledger: Ledger, step: int) -> tuple[StepCompleted, list[Payload]]:
-        """As `read`, without weights."""
+        """Read a step as `read` does, without rebuilt weights."""
         with _readable(step):
             return read_step(bus, ledger.steps[step], lambda _: None)
 
     def section(self, step: int) -> TrainerSection:
-        """How it was trained."""
+        """Return the trainer's section that the step was trained under."""
         return from_json(self.ledger.claims[self.ledger.steps[step].epoch].config).trainer
 
     def environment(self, step: int) -> str:
-        """What differs here from where a step was done; each claim names its own."""
+        """Return the differences of this environment from that of the step's claim; "": none."""
         claim = self.ledger.claims[self.ledger.steps[step].epoch]
         return differences(claim.versions, versions(self.training.numerics))
 
     def go_to(self, step: int) -> Trained | None:
-        """Redo the steps that the weights in hand lack, up to `step`; what the last one gave.
+        """Redo the steps that the weights in hand lack, up to `step`; return the last one's result.
 
-        Raises UnequalError: one gave other weights than recorded; as `again`.
+        Raises UnequalError: a step gave other weights than recorded; RerunError as `again`.
         """
         trained: Trained | None = None
         for number in range(self.training.learner.step_number + 1, step + 1):
-            if self.ledger.is_disowned(number):  # nobody made it, and its redo passes over it
+            if self.ledger.is_disowned(number):  # no trainer made it, and a redo passes over it
                 self.training.pass_over()
                 continue
             redone = self.again(number)
@@ -171,7 +171,7 @@ class Rebuilt:
 
 @contextmanager
 def _readable(step: int) -> Iterator[None]:
-    """Raises RerunError: the step's records are gone."""
+    """Turn errors of reading a step into RerunError: the step's records are gone."""
     try:
         yield
     except (RecordGoneError, TimeoutError) as err:
@@ -185,10 +185,10 @@ def _readable(step: int) -> Iterator[None]:
 def rebuilt(
     bus: Bus, config: RunConfig, first: int, last: int = 0, *, checkpoints: Sequence[Path] = ()
 ) -> Iterator[Rebuilt]:
-    """Weights of a checkpoint before step `first`, with all that steps up to `last` need.
+    """Open the weights of a checkpoint before step `first`; check the records of steps to `last`.
 
     Args:
-        config: where the model folder is now; everything else comes from the step's claim.
+        config: names the present place of the model folder; all else comes from the step's claim.
         first: 0: the run's first.
         last: 0: the newest.
         checkpoints: folders of checkpoints to choose from.
@@ -210,7 +210,7 @@ def rebuilt(
 def reached(
     bus: Bus, ledger: Ledger, config: RunConfig, step: int, checkpoints: Sequence[Path]
 ) -> Iterator[Rebuilt]:
-    """Weights and optimizer as `step` left them, with the hash that the ledger has of it.
+    """Open weights and optimizer as `step` left them, with the hash that the ledger has.
 
     Args and raises as `rebuilt`. A checkpoint of the step itself will do.
     """
@@ -224,7 +224,7 @@ def reached(
 def check_step(ledger: Ledger, step: int) -> None:
     """
     Raises:
-        RerunError: it is no step of this run; says whose it is, or which there are.
+        RerunError: no step of this run; names the parent that made it, or the existing steps.
     """
     branch = ledger.branch
     if branch is not None and step <= branch.step:
@@ -261,7 +261,7 @@ def _before(
 
 
 def _training(config: RunConfig, recorded: RunConfig) -> Training:
-    """The model of the model folder, as the step's claim says to train it."""
+    """Load the model folder's model, to be trained as the step's claim says."""
     try:
         section = recorded.trainer
         device, gpus = nearest_devices("trainer.device", section.device, section.ranks)
@@ -293,7 +293,7 @@ def _start(
     step: int,
     folders: Sequence[Path],
 ) -> str:
-    """Load the newest confirmed checkpoint before `step`; its name for people."""
+    """Load the newest confirmed checkpoint before `step`; return its name for people."""
 
     def against(manifest: Manifest) -> str:
         if manifest.step >= step:

@@ -33,14 +33,14 @@ _HEAVIEST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One step's; of several ranks rank 0's."""
+    """The profile of one step; of several ranks, rank 0's."""
 
     is_equal: bool  # the profiled step made the recorded weights
     seconds: float  # of the step, the profiler's own work included
     heaviest: tuple[tuple[str, int, float], ...]  # kernel, calls, seconds
 
     def lines(self, step: int, out: Path) -> list[str]:
-        """For the terminal."""
+        """Return lines for the terminal."""
         same = "the recorded weights" if self.is_equal else "OTHER weights than the recorded ones"
         return [
             f"{'seconds':>9} {'calls':>7}  the kernels of step {step} that take longest",
@@ -52,10 +52,10 @@ class Profile:
 def profile(
     bus: Bus, config: RunConfig, step: int, *, checkpoints: Sequence[Path], out: Path
 ) -> Profile:
-    """Do the step twice, the second time under `torch.profiler`: compiling is not in it.
+    """Do the step twice, the second time under `torch.profiler`: no compiling is in the trace.
 
     Args:
-        out: for the trace, in Chrome's JSON.
+        out: file for the trace, in Chrome's JSON.
 
     Raises:
         RerunError, RetentionError, OffsetGoneError: as `rerun`.
@@ -85,7 +85,7 @@ def profile(
     )
 
 
-# What a step computes with, once its samples are chosen. Everything else was decided before.
+# Settings of a step's computation with its samples chosen. All others took effect before.
 CHANGEABLE = ("trainer.loss.", "trainer.optimizer.")
 ALSO = (
     "trainer.micro_batch_tokens",
@@ -97,7 +97,7 @@ ALSO = (
 
 
 def set_pairs(settings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name and text of each `--set`.
+    """Yield name and text of each `--set`.
 
     Raises:
         ConfigError: one has no value.
@@ -110,7 +110,7 @@ def set_pairs(settings: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """`config` with `["trainer.loss.clip_high=0.3"]`.
+    """Return `config` with settings such as `["trainer.loss.clip_high=0.3"]`.
 
     Raises:
         ConfigError: an unknown or impossible setting, or one that changes nothing in a step whose
@@ -131,7 +131,7 @@ LABEL = "offline experiment on recorded data: true for the gradient of this step
 
 
 def lines(found: Rerun) -> list[str]:
-    """For the terminal."""
+    """Return lines for the terminal."""
     between = f", {found.num_redone} steps redone on the way" if found.num_redone else ""
     head = [
         f"step {found.step}, from {found.started_from}{between}",
@@ -198,7 +198,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a changed setting made of the step."""
+    """Results of the step under changed settings."""
 
     settings: tuple[str, ...]  # `trainer.loss.clip_high = 0.3 (was 0.28)`
     metrics: dict[str, float]
@@ -210,16 +210,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What became of one step."""
+    """Results of one step done again."""
 
     step: int
     started_from: str  # a checkpoint, or the model folder
-    num_redone: int  # steps between it and this one
+    num_redone: int  # steps done again before this one
     findings: tuple[Finding, ...]
     recorded: StepCompleted
     again: Trained
     update_norm: float
-    environment: str  # what differs from the recorded versions; "": nothing
+    environment: str  # differences from the recorded versions; "": none
     change: Change | None
 
     @property
@@ -240,10 +240,10 @@ def rerun(
     """Do step `step` of a run, or of a recording behind the same port, again.
 
     Args:
-        config: where the model folder is now; everything else comes from the step's claim.
+        config: names the present place of the model folder; all else comes from the step's claim.
         checkpoints: folders of checkpoints to choose from.
-        weights: folders of weight versions, to say which parameter differs.
-        change: makes of the step's configuration that of a second re-run from the same state.
+        weights: folders of weight versions, to name the parameter that differs.
+        change: makes the configuration of a second re-run from the step's configuration.
 
     Raises:
         RerunError: no such step, another model folder, an earlier step that is not equal, or
@@ -280,7 +280,7 @@ def rerun(
 
 
 def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
-    """Whether the records have what the changed step needs. Raises RerunError: names it."""
+    """Check that the records hold what the changed step needs. Raises RerunError."""
     try:
         for payload in payloads:
             check_reference(payload.scored, changed.trainer.loss)
@@ -290,7 +290,7 @@ def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
 
 
 class State:
-    """Model and optimizer at one moment, to come back to."""
+    """A copy of model and optimizer, to return to."""
 
     def __init__(self, training: Training, step: int) -> None:
         self._training = training
@@ -302,11 +302,11 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        """Of all its tensors."""
+        """Bytes of all its tensors."""
         return sum(t.nbytes for own in (self.weights, self._optimizer) for t in own.values())
 
     def back(self) -> None:
-        """Return to it."""
+        """Load this state into the training."""
         self._training.learner.load(self.weights, self._optimizer, self._step)
         self._training.weight_hash = self._hash
 
@@ -316,7 +316,7 @@ def _weights(training: Training) -> dict[str, Tensor]:
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the host: a GPU that is one of several would not have room for all of them."""
+    """Copy tensors to the host: one GPU of several has no room for all of them."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 

@@ -1,1 +1,1 @@
-"""Audit: where every issued sample is, found from the topics alone."""
+"""Audit: the state of every issued sample, found from the topics alone."""

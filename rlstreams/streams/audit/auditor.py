@@ -1,11 +1,11 @@
-"""Reads a run's topics, and nothing else, and says where every sample is.
+"""Reads a run's topics, and nothing else, and reports the state of every sample.
 
 A run may go on while it is audited, so the order of reading is the proof. Committed positions
-come first: what a group is done with by then must have left its output in the log. Then the
-topics' ends, consumers' before producers': what a record refers to lies below the later end.
+come first: records that a group is done with by then must have left their output in the log. Then
+the topics' ends, consumers' before producers': a record refers only to records below the later end.
 `steps` comes first of the topics, and at last once more, for weights that are newer than that.
 A record can be committed and still be hidden, as long as an older transaction of its partition is
-open; so what looks wrong is read again until such transactions are over.
+open; so an apparent breach is read again until such transactions are over.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SETTLE_S = 35.0  # longer than any transaction may stay open (30 s)
 READ_DEADLINE_S = 60.0  # longest wait for a single next record
 BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 
-# In the order in which their ends are asked for, after that of `steps`; read in the opposite one,
-# so that a record is read behind what it refers to.
+# In the order in which their ends are asked for, after `steps`; read in the opposite order, so that
+# a record is read behind the records that it refers to.
 _TOPICS: tuple[Topic, ...] = (
     DEAD_LETTERS,
     SCORED,
@@ -74,7 +74,7 @@ _MAY_HEAL = frozenset(
 
 
 class ReplayedError(ConfigError):
-    """A replay wrote what this run's samples are judged by: it names positions of another log."""
+    """A replay wrote the records that the audit judges by: they name positions of another log."""
 
 
 Hanging = Callable[[], Sequence[Breach]]
@@ -98,17 +98,17 @@ def audit(bus: Bus, *, settle_s: float = SETTLE_S) -> AuditReport:
 
 
 class Auditor(Closing):
-    """Audits again and again, each time from where it was; raises as `audit`.
+    """Audits again and again, each time from where it stopped; raises as `audit`.
 
     Args:
         bus: the run's topics.
-        hanging: asks for transactions that are open beyond their timeout; by default nobody.
+        hanging: returns breaches of transactions open beyond their timeout; by default none.
     """
 
     def __init__(self, bus: Bus, *, hanging: Hanging = tuple) -> None:
         self._bus = bus
         self._hanging = hanging
-        # Of `steps`, read ahead for its versions.
+        # Events of `steps`, read ahead for their versions.
         self._later: list[tuple[Event | UnreadStep, Position]] = []
         self._topics = existing(bus, _TOPICS)
         self._reached = self._ask_reached()
@@ -122,7 +122,7 @@ class Auditor(Closing):
         }
 
     def round(self, settle_s: float = SETTLE_S) -> AuditReport:
-        """Read on up to now; where every sample is.
+        """Read on up to now; return the report on every sample.
 
         Args:
             settle_s: how long breaches may take to heal before they are believed.
@@ -143,7 +143,7 @@ class Auditor(Closing):
         self._stack.close()
 
     def _settled(self, settle_s: float) -> AuditReport:
-        """The report, once it is clean or `settle_s` has passed; samples of `steps` stay.
+        """Return the report, once it is clean or `settle_s` has passed; samples of `steps` stay.
 
         In a recording nothing heals.
         """
@@ -158,7 +158,7 @@ class Auditor(Closing):
         return report.with_breaches(hanging)
 
     def _report(self) -> AuditReport:
-        """What the fold says, with the versions of newer steps, and no more of those yet."""
+        """Return the fold's report; of newer steps it knows the versions alone."""
         if topic := self._fold.replayed:
             raise ReplayedError(
                 f"records of {topic} were written by a replay, and name positions of the recorded "
@@ -168,7 +168,7 @@ class Auditor(Closing):
         return Classes(self._fold, self._reached).report()
 
     def _ask_reached(self) -> Reached | None:
-        """None for a recording, which holds no groups."""
+        """Return the committed positions of groups; None for a recording, which holds no groups."""
         try:
             return Reached(
                 rollout=self._bus.committed(ROLLOUT_GROUP, PROMPTS.name),
@@ -181,14 +181,16 @@ class Auditor(Closing):
         return {topic: self._bus.ends(topic.name) for topic in topics}
 
     def _read(self, ends: Mapping[Topic, Ends]) -> None:
-        """Read these topics on, none of them `steps`, which has its own rules."""
+        """Read these topics on; `steps` is not among them, for it has its own rules."""
         for topic in reversed(list(ends)):
             for raw in self._tails[topic].up_to(ends[topic]):
                 self._fold.take(raw)
 
     def _steps(self, ends: Ends) -> Iterator[tuple[Event | UnreadStep, Position]]:
-        """Events of `steps` for the fold to train; it has noted their versions, and what the events
-        right behind them say of them: a trainer disowns a foreign one soon after it came."""
+        """Yield events of `steps` to train; their versions and next events are noted before.
+
+        A trainer disowns a foreign event soon after it came.
+        """
         ahead: deque[tuple[Event | UnreadStep, Position]] = deque()
         for raw in self._tails[STEPS].up_to(ends):
             step = self._fold.foresee(raw)
@@ -207,7 +209,7 @@ class Tail(Closing):
     """A reader that goes on from stretch to stretch.
 
     Args:
-        beginnings: where each partition begins.
+        beginnings: first offset of each partition.
         deadline_s: longest wait for the next record below a known end.
     """
 
@@ -218,7 +220,7 @@ class Tail(Closing):
         self._deadline_s = deadline_s
 
     def up_to(self, ends: Mapping[Partition, int]) -> Iterator[RawRecord]:
-        """The records below `ends` that no earlier stretch had.
+        """Yield the records below `ends` that no earlier call has yielded.
 
         Raises:
             DeadlineError: a partition did not deliver up to its end; names it.

@@ -1,4 +1,4 @@
-"""Classes of the audit: each issued sample is in exactly one, from what the fold knows of it.
+"""Classes of the audit: the fold's facts of a sample put it in exactly one.
 
 In flight is proven, never the remainder: the rollout group has not committed past the prompt, or
 the log-prob group has not committed past the trajectory, or the scored record lies at or above the
@@ -29,23 +29,23 @@ from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition, position_at
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
-UNKNOWN = "unknown"  # stands for the role that has a sample next
+UNKNOWN = "unknown"  # in place of the role that has a sample next
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What the two consumer groups had committed; read before any topic."""
+    """Committed positions of the two consumer groups, read before any topic."""
 
     rollout: Mapping[Partition, Committed]
     logprob: Mapping[Partition, Committed]
 
 
 class Classes:
-    """One look at a fold: counts by class, and the breaches that only the whole shows.
+    """Counts of a fold's samples by class, and the breaches that only the whole log shows.
 
     Args:
         fold: of a run's records.
-        reached: None if nobody knows, as of a recording.
+        reached: positions of the groups; None: not known, as of a recording.
     """
 
     def __init__(self, fold: AuditFold, reached: Reached | None) -> None:
@@ -59,7 +59,7 @@ class Classes:
         self._undelivered: list[str] = []
 
     def report(self) -> AuditReport:
-        """Where every sample is by now."""
+        """Return the report on every sample by now."""
         for group in self._fold.samples.groups.values():
             for sample in group.samples.values():
                 if sample.prompt != NOWHERE:
@@ -75,7 +75,7 @@ class Classes:
         return self._report([str(position) for position in void])
 
     def _class_of(self, sample: Sample) -> tuple[str, str]:
-        """The class of an issued sample, and the reason or role that goes with it."""
+        """Return the class of an issued sample, and the reason or role that goes with it."""
         group = sample.group
         if sample.used is not None:
             if sample.letters and _ends_trained(sample):
@@ -93,7 +93,7 @@ class Classes:
         return self._unexplained(sample)
 
     def _left_out(self, sample: Sample) -> tuple[str, str]:
-        """A sample of a closed group that no batch holds."""
+        """Return the class of a sample of a closed group that no batch holds."""
         group = sample.group
         if group.dropped is not None and not group.step:
             return "dropped", group.dropped
@@ -103,7 +103,7 @@ class Classes:
         return self._lost(sample, detail)
 
     def _next_role(self, sample: Sample) -> str:
-        """Which role provably has yet to work on a sample of an open group; empty: none."""
+        """Return the role that provably has yet to work on a sample of an open group; "": none."""
         if self._reached is None:
             is_past = sample.scored != NOWHERE and not self._waits(sample.scored)
             return "" if is_past else UNKNOWN
@@ -130,7 +130,7 @@ class Classes:
         return self._lost(sample, "issued, rollout worker is past it, no trajectory")
 
     def _waits(self, place: int) -> bool:
-        """Whether a restarted trainer reads what lies there."""
+        """Whether a restarted trainer reads the scored record at this place."""
         if place == NOWHERE:
             return False
         at = position_at(SCORED.name, place)
@@ -141,7 +141,7 @@ class Classes:
         return "lost", ""
 
     def _check_group(self, group: Group) -> None:
-        """A group is issued whole, and nothing is there that was not issued."""
+        """Check that a group was issued whole, and that it has no record of a sample not issued."""
         add, samples = self._breaches.add, group.samples
         issued = {number for number, sample in samples.items() if sample.prompt != NOWHERE}
         if len(issued) < group.size:
@@ -162,13 +162,13 @@ class Classes:
             add(BreachKind.NEVER_ISSUED, group.id, "closed, but no prompt")
 
     def _is_recorded(self, sample: Sample) -> bool:
-        """Whether a dead letter or a record that could be read is of it."""
+        """Whether a dead letter or a readable record names the sample."""
         found = {field for field in ("trajectory", "scored") if getattr(sample, field) != NOWHERE}
         named = {field for field in found if (field, sample) in self._fold.by_headers}
         return bool(sample.letters or found - named)
 
     def _check_numbers(self) -> None:
-        """Training groups are numbered without gaps."""
+        """Check that training groups are numbered without gaps."""
         fold = self._fold
         up_to = fold.newest_group if fold.dense_up_to is None else fold.dense_up_to
         groups = fold.samples.groups.values()
@@ -177,7 +177,7 @@ class Classes:
         self._ledger.add_gaps(self._breaches, kind, issued, up_to + 1, detail)
 
     def _check_place(self, sample: Sample, place: int) -> None:
-        """A trained sample whose bytes were not seen where its step says."""
+        """Add the breach of a trained sample whose bytes were not seen at its step's position."""
         where, step = position_at(SCORED.name, place), sample.group.step
         if where.offset < self._fold.begins(SCORED.name, where.partition):
             self._num_unproven += 1
@@ -191,10 +191,10 @@ class Classes:
         self._breaches.add(BreachKind.UNKNOWN_POSITION, sample.name, f"step {step}: {detail}")
 
     def _check_unproven(self, sample: Sample, step: int) -> None:
-        """Retention took the bytes: the ledger's own word is still held against the bound."""
+        """Check the ledger's own staleness against the bound, where retention removed the bytes."""
         base, bound = self._ledger.steps[step]
         if bound is None or sample.oldest == NO_VERSION:
-            return  # without a version all of it was masked
+            return  # without a version, every segment was masked
         if not 0 <= base - sample.oldest <= bound:
             detail = f"step {step}: version {sample.oldest}, bound {bound}"
             self._breaches.add(BreachKind.TOO_STALE, sample.name, detail)
@@ -255,18 +255,18 @@ def _begin_of(branch: RunBranched | None) -> Begin | None:
 
 
 def _covers(committed: Mapping[Partition, Committed], topic: str, place: int) -> bool:
-    """Whether a group that committed this is done with the record at a place."""
+    """Whether a group with these committed positions is done with the record at a place."""
     at = position_at(topic, place)
     return covered(committed.get(Partition(topic, at.partition)), at.offset)
 
 
 def _ends_trained(sample: Sample) -> bool:
-    """Whether a dead letter for a trained sample is about what was trained.
+    """Whether a dead letter for a trained sample is about the record that was trained.
 
-    The trainer trains a sample of which one record is fine, and sets aside a copy that is not; the
-    copy is a duplicate. So a letter is against the ledger if it is about the very record that the
-    step took, or about the sample's first one in another topic, which that was made from; also
-    where retention hides that one.
+    The trainer trains a sample that has one sound record, and sets aside a copy that is not sound;
+    the copy is a duplicate. So a dead letter contradicts the ledger if it is about the record that
+    the step took, or about the sample's first record in another topic, from which that was made;
+    also where retention hides the latter.
     """
     made_of = {
         SCORED.name: sample.used,

@@ -1,8 +1,8 @@
-"""The fold of the audit: records of every topic in, what is known of every sample out.
+"""The fold of the audit: it takes the records of every topic, and keeps the facts of every sample.
 
-The three large topics are read by projection: a dozen fields of a record, not its tensors. What is
-kept of each sample is in `samples`; `classes` says from it where each sample is. A record that
-cannot be read is counted and named, and costs nothing but itself.
+The three large topics are read by projection: a dozen fields of a record, not its tensors. The
+facts of each sample are in `samples`; `classes` puts each sample in its class. A record that cannot
+be read is counted and named, and costs nothing but itself.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SCORED = Projection(
     *(f"trajectory.{field}" for field in ("group_id", "sample", "reward", "judged_by")),
     *(f"trajectory.segments.{field}" for field in (*_SEGMENTS, "token_ids.shape")),
 )
-# Where a sample notes the place of its first record.
+# Attribute of a sample for the place of its first record, by topic.
 FIELDS = {PROMPTS.name: "prompt", TRAJECTORIES.name: "trajectory", SCORED.name: "scored"}
 
 
@@ -74,7 +74,7 @@ class AuditFold:
 
     Args:
         expired: first offset left by retention, for partitions where that is not 0.
-        schemas: of the bus that the records come from.
+        schemas: schemas of the bus that the records come from.
     """
 
     def __init__(
@@ -92,18 +92,18 @@ class AuditFold:
         self.duplicates = Named()
         self.unreadable = Named()
         self.sessions = SessionsAudit(self.breaches, self.duplicates, self.expired)
-        self._nameless: set[Origin] = set()  # of dead letters that name no sample
-        self.by_headers: set[tuple[str, Sample]] = set()  # stages of which no record was read
-        # Scores that are not of their sample's first trajectory, by place: the sample, the place
-        # that they name, their facts. And the facts of other trajectories; None: unreadable.
+        self._nameless: set[Origin] = set()  # origins of dead letters that name no sample
+        self.by_headers: set[tuple[str, Sample]] = set()  # stages known by headers alone
+        # By place, scores that are not of their sample's first trajectory: the sample, the place
+        # that they name, their facts. By place, facts of other trajectories; None: unreadable.
         self._unlike: dict[int, tuple[Sample, int, int]] = {}
         self._others: dict[int, int | None] = {}
-        # Whether a replay wrote any record, of the topics whose events name positions.
+        # By topic whose events name positions: whether a replay wrote any record.
         self._has_replayed: defaultdict[str, bool] = defaultdict(bool)
 
     @property
     def replayed(self) -> str:
-        """The topic that a replay wrote and that the audit would judge by; empty: none.
+        """The topic that a replay wrote and that the audit would judge by; "": none.
 
         Its events name positions of the recorded log. Samples are judged by `steps`, and by the
         scores as long as there is no step: roles may go on with replayed prompts, trajectories or
@@ -113,7 +113,7 @@ class AuditFold:
         return topic if self._has_replayed.get(topic) else ""
 
     def foresee(self, raw: RawRecord) -> Event | UnreadStep | None:
-        """Note which version a record of `steps` made; gives what `train` takes, now or later.
+        """Note the version that a record of `steps` made; return what `train` takes, now or later.
 
         Versions that were used may be newer than the steps that this audit accounts for.
         """
@@ -158,11 +158,11 @@ class AuditFold:
                 self._by_header(raw, place)
 
     def begins(self, topic: str, partition: int) -> int:
-        """Below this offset nothing of a partition can be known: retention removed it."""
+        """Return the offset below which retention removed a partition's records."""
         return self.expired.get(Partition(topic, partition), 0)
 
     def mark_issued(self) -> None:
-        """Every group up to the newest one so far must have been seen when the report is made."""
+        """Note the newest group so far: the report expects every group up to it."""
         self.dense_up_to = self.newest_group
 
     def settle(self) -> None:
@@ -178,7 +178,7 @@ class AuditFold:
                     sample.letters += (origin,)
 
     def check_scores(self, breaches: Breaches) -> None:
-        """A score holds its trajectory's reward, versions and hashes, as the log has them."""
+        """Check that each score holds its trajectory's reward, versions and hashes."""
         for place, (sample, named, facts) in self._unlike.items():
             _, partition, offset = of = position_at(TRAJECTORIES.name, named)
             if offset < self.begins(TRAJECTORIES.name, partition):
@@ -251,7 +251,7 @@ class AuditFold:
         if self._is_first(sample, raw, place):
             sample.judged_by = sys.intern(judge)
         facts = _facts(reward, judge, versions, hashes)
-        is_replayed = REPLAY_HEADER in raw.headers  # then it names a place of the recorded log
+        is_replayed = REPLAY_HEADER in raw.headers  # it names a place of the recorded log
         named = sample.trajectory if is_replayed else place_of(partition, offset)
         is_alone = is_replayed and named == NOWHERE  # its trajectory was not replayed
         if not is_alone and (named != sample.trajectory or facts != sample.facts):
@@ -273,7 +273,7 @@ class AuditFold:
         return sample
 
     def _is_first(self, sample: Sample, raw: RawRecord, place: int) -> bool:
-        """Note where the sample's first record of a topic lies; every later one is a duplicate."""
+        """Note the place of the sample's first record of a topic; a later one is a duplicate."""
         field = FIELDS[raw.position.topic]
         is_first = bool(getattr(sample, field) == NOWHERE) or (field, sample) in self.by_headers
         if is_first:
@@ -284,8 +284,7 @@ class AuditFold:
         return is_first
 
     def _by_header(self, raw: RawRecord, place: int) -> None:
-        """Note that an unreadable record is there: its header says of which sample, as long as no
-        record whose body says so was read."""
+        """Note an unreadable record as its sample's, by its header, until a readable one comes."""
         if raw.position.topic == TRAJECTORIES.name:
             self._others[place] = None
         text = bytes(raw.headers.get(ID_HEADER) or b"").decode("ascii", "replace")
@@ -300,5 +299,5 @@ class AuditFold:
 
 
 def _facts(reward: float, judge: str, versions: Sequence[int], hashes: Sequence[str]) -> int:
-    """What a score may not change of its trajectory, in one number; also where a reward is NaN."""
+    """Return one number for the facts that a score may not change; a NaN reward equals itself."""
     return hash((repr(reward), judge, *versions, *hashes))

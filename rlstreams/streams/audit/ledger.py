@@ -1,7 +1,7 @@
-"""The audit's own fold of `steps`: what was trained, dropped, left out and redone.
+"""The audit's own fold of `steps`: samples trained, dropped, left out and redone.
 
-Of two events for one step the first counts; what a fenced epoch wrote is void and counts for
-nothing. With the trainer's fold it shares only the rule of epochs, for it checks that one.
+Of two events for one step the first counts; events of a fenced epoch are void and count for
+nothing. With the trainer's fold it shares only the rule of epochs, for it checks that fold.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rlstreams.streams.log.topics import SCORED
 
 @dataclass(frozen=True, slots=True)
 class UnreadStep:
-    """In place of an event: a record of `steps` that may be one, and that cannot be read."""
+    """A record of `steps` that cannot be read, and may be a step; in place of an event."""
 
-    detail: str  # its schema's fingerprint, and what is wrong
+    detail: str  # its schema's fingerprint, and the error
 
 
 class Trained(NamedTuple):
-    """What the samples of one step were trained on."""
+    """Version and staleness bound that the samples of one step were trained under."""
 
     base_version: int  # staleness counts from it
     bound: int | None  # max_staleness in force
@@ -53,8 +53,8 @@ class Ledger:
         self._breaches = breaches
         self._gate = EpochGate()
         self._recorded = ClosedGroups(watermark=0)  # the closed set of the newest event
-        self._hashes: set[str] = set()  # of the last step: what the next one may start from
-        self.branch: RunBranched | None = None  # what another run closed is closed here too
+        self._hashes: set[str] = set()  # of the last step: weights that the next may start from
+        self.branch: RunBranched | None = None  # its parent's closed groups are closed here too
         self._inherited = ClosedGroups(watermark=0)
         self.run = ""
         self.bound: int | None = None
@@ -63,7 +63,7 @@ class Ledger:
         self.policy_version = -1
         self.steps: dict[int, Trained] = {}
         self.masked: dict[tuple[str, int], set[int]] = {}  # segments by group and sample
-        self.absent: dict[tuple[str, int], str] = {}  # likewise: why it is not in the batch
+        self.absent: dict[tuple[str, int], str] = {}  # likewise: the reason for its absence
         self.positions: Mapping[int, int] = {}  # of scored-trajectories, by partition
         self.fresh: list[Sample] = []  # trained since this was last emptied
         self.redone: list[StepsRedone] = []
@@ -133,12 +133,12 @@ class Ledger:
         breaches.add_gaps(kind, known, self._inherited.watermark, end, detail)
 
     def foresee(self, event: Event) -> None:
-        """Take note, ahead of the fold, of what trainers say not to have written."""
+        """Note, ahead of the fold, the offsets of events that trainers disown."""
         if isinstance(event, TrainerHeartbeat):
             self.disowned.update(event.disowned)
 
     def _forged(self, event: Event, position: Position) -> None:
-        """Of a step's its number and its version are taken, and nothing else of it counts."""
+        """Add a disowned event's breach; of a disowned step, take its number and version alone."""
         name, detail = str(position), f"its trainer did not write this {type(event).__name__}"
         self._breaches.add(BreachKind.FORGED_STEP, name, detail)
         if isinstance(event, StepCompleted) and event.step == self.last_step + 1:
@@ -149,7 +149,7 @@ class Ledger:
     def may_be_closed(self, number: int) -> bool:
         """Whether an unreadable record may have closed a group that no event closed.
 
-        One that the newest closed set leaves out, read behind that record, is open.
+        A group that a closed set behind that record leaves out is open.
         """
         if not self._num_unread:
             return False
@@ -160,8 +160,7 @@ class Ledger:
     def check_closed_set(self, breaches: Breaches) -> None:
         """Hold the newest recorded closed set against the groups that events closed.
 
-        A group of the set that no event closed was closed by a record that cannot be read, if there
-        is one.
+        If a record cannot be read, it may have closed groups of the set that no event closed.
         """
         groups = self._samples.groups.values()
         closed = {g.number for g in groups if g.number is not None and not g.is_open}
@@ -205,7 +204,7 @@ class Ledger:
         self._take_samples(event)
 
     def _number(self, name: str, version: int) -> None:
-        """Versions are numbered without gaps: staleness is counted in them."""
+        """Check that versions are numbered without gaps: staleness is counted in them."""
         if self.policy_version >= 0 and version != self.policy_version + 1 and not self._is_gap:
             detail = f"made version {version}, the one before is {self.policy_version}"
             self._breaches.add(BreachKind.VERSION_CHAIN, name, detail)

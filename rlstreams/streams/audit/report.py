@@ -1,4 +1,4 @@
-"""Report of an audit: where every issued sample is, and which guarantees the log breaks."""
+"""Report of an audit: counts of samples by class, and the guarantees that the log breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES_PER_KIND = 20
 
 
 class BreachKind(StrEnum):
-    """What can be wrong. In brackets the guarantee that it breaks (decision 0009):
+    """Kinds of breach. In brackets the guarantee that each breaks (decision 0009):
 
     G1 no finished sample is lost. G2 no sample is trained twice. G3 a step can be re-executed.
     G4 staleness is bounded. G5 nothing is sampled before real weights are loaded. G6 a zombie
@@ -44,23 +44,23 @@ class BreachKind(StrEnum):
     MISLABELLED = "mislabelled"  # [G4] the recorded oldest version is not that of the tokens
     NO_BOUND = "no bound"  # [G4] a step without a claim that sets max_staleness
     UNPUBLISHED = "unpublished"  # [G6] a worker holds weights that no valid epoch published
-    FORGED_STEP = "forged step"  # [G6] an event that the trainer in whose name it is disowns
+    FORGED_STEP = "forged step"  # [G6] an event that the trainer named as its writer disowns
     MIXED_CODE = "mixed code"  # [G3] samples of one group were judged by different code
     FORGED_SCORE = "forged score"  # [G6] not of the trajectory that it names
     UNKNOWN_LOAD = "unknown load"  # [G5] tokens of weights that the worker had not confirmed
     UNOPENED_CALL = "unopened call"  # [G6] a call of a session that nobody opened
     LATE_CALL = "late call"  # [G6] behind the close of its session
     CALL_TWICE = "call twice"  # [G6] one call id, two contents
-    BROKEN_CALL = "broken call"  # [G3] its prompt is not what its parent and its new ids make
+    BROKEN_CALL = "broken call"  # [G3] its prompt is not its parent's tokens and its new ids
     FORGED_SAMPLE = "forged sample"  # [G3] its tokens are no path of its session
     UNDELIVERED = "undelivered session"  # [G1] judged, and neither sample nor dead letter
-    HANGING = "hanging transaction"  # open beyond its timeout: nobody reads past it
+    HANGING = "hanging transaction"  # open beyond its timeout: no reader gets past it
     BAD_ID = "bad id"  # neither a group number nor an evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
-    """One broken promise."""
+    """One broken guarantee."""
 
     kind: BreachKind
     id: str  # group, `group/sample`, or `step n`
@@ -135,17 +135,17 @@ def redone_text(event: StepsRedone) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Where a branch begins: behind a step of another run."""
+    """The step of another run behind which a branch begins."""
 
     parent: str
     parent_place: str
     step: int
     weight_hash: str
     steps_id: str  # of the parent's topic `steps`
-    compared: str = ""  # with the parent's own log; "": nobody asked for it
+    compared: str = ""  # result of the comparison with the parent's log; "": not compared
 
     def text(self) -> str:
-        """In a sentence."""
+        """Return the branch's begin in a sentence."""
         found = f"; {self.compared}" if self.compared else ""
         return f"begins at step {self.step} of run {self.parent}, weights {self.weight_hash}{found}"
 
@@ -156,16 +156,16 @@ class AuditReport:
 
     run: str
     steps: int
-    policy_version: int  # that the last step made; -1 without one
+    policy_version: int  # version that the last step made; -1 without one
     issued: int
     trained: int
     evaluated: int
     dead_lettered: int
     lost: int
-    unread: int = 0  # that may have ended in a record of `steps` that cannot be read
+    unread: int = 0  # samples that may have ended in a record of `steps` that cannot be read
     dropped: Mapping[str, int] = field(default_factory=dict)  # by reason
     in_flight: Mapping[str, int] = field(default_factory=dict)  # by the role that has it next
-    has_positions: bool = True  # of consumer groups, which prove what is in flight
+    has_positions: bool = True  # consumer groups' positions are known: they prove samples in flight
     expired: int = 0  # evaluations whose trajectory retention has removed
     trained_twice: int = 0
     staleness: Mapping[int, int] = field(default_factory=dict)  # trained tokens by versions
@@ -177,9 +177,9 @@ class AuditReport:
     duplicates: int = 0  # later records of a sample or a call that had one; every reader skips them
     named_duplicates: tuple[str, ...] = ()  # the first few of them
     void: int = 0  # events of a superseded epoch
-    named_void: tuple[str, ...] = ()  # where the first few of them lie
+    named_void: tuple[str, ...] = ()  # positions of the first few of them
     unreadable: int = 0  # records that could not be decoded
-    named_unreadable: tuple[str, ...] = ()  # where the first few of them lie, and why
+    named_unreadable: tuple[str, ...] = ()  # positions of the first few of them, and the errors
     sessions: Mapping[str, int] = field(default_factory=dict)  # of agents, by how they closed
     calls: int = 0  # of sessions, sampled
     replayed: int = 0  # requests that were answered from the log
@@ -190,23 +190,23 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """The log breaks no promise."""
+        """Whether the log breaks no guarantee."""
         return not self.breach_counts
 
     @property
     def is_proven(self) -> bool:
-        """No sample counts as in flight merely because nobody knows what its role has committed."""
+        """Whether every sample in flight is proven by its role's committed position."""
         return self.has_positions or not any(self.in_flight.values())
 
     def with_breaches(self, more: Sequence[Breach]) -> AuditReport:
-        """The same report with breaches that another source found."""
+        """Return the report with breaches that another source found."""
         counts = Counter(self.breach_counts)
         counts.update(breach.kind.value for breach in more)
         kept = (*self.breaches, *more[:EXAMPLES_PER_KIND])
         return replace(self, breaches=kept, breach_counts=dict(counts)) if more else self
 
     def to_json(self, indent: int | None = 2) -> str:
-        """All of it as one JSON object, `ok` included; in one line with `indent` None."""
+        """Return the report as one JSON object, `ok` included; in one line with `indent` None."""
         return json.dumps({"ok": self.ok, **asdict(self)}, indent=indent, sort_keys=True)
 
     def line(self, num_killed: int | None = None) -> str:

@@ -15,19 +15,19 @@ NOWHERE = NO_PLACE
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One sample: where its first records lie, and what the ledger says of it."""
+    """One sample: the places of its first records, and the ledger's facts of it."""
 
     group: Group
     number: int
     prompt: int = NOWHERE  # place in its topic, as the next two
     trajectory: int = NOWHERE
     scored: int = NOWHERE
-    letters: tuple[Origin, ...] = ()  # records of it that dead letters are about
+    letters: tuple[Origin, ...] = ()  # its records that dead letters are about
     used: int | None = None  # place of the bytes that a step trained; None: not trained
     oldest: int = 0  # policy version of its oldest tokens, as that step says
     is_measured: bool = False  # the record at that place was seen
     judged_by: str = ""  # as its first scored record says
-    facts: int | None = None  # of its trajectory: what its score may not change
+    facts: int | None = None  # hash of the trajectory's facts that a score may not change
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Group:
     id: str
     number: int | None  # of a training group; None for an evaluation
     size: int = 0  # samples that its first prompt promises; 0: no prompt was seen
-    step: int = 0  # that trained it
+    step: int = 0  # number of the step that trained it; 0: none
     dropped: str | None = None  # the reason, if it closed without a step
     samples: dict[int, Sample] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class Group:
         return not self.step and self.dropped is None
 
     def sample(self, number: int) -> Sample | None:
-        """The sample of this number; None if no group has so many."""
+        """Return the sample of this number; None if no group has so many."""
         sample = self.samples.get(number)
         if sample is None and 0 <= number < MAX_SAMPLES:
             sample = self.samples[number] = Sample(self, number)
@@ -71,7 +71,7 @@ class Samples:
             yield from group.samples.values()
 
     def group(self, group_id: str) -> Group | None:
-        """The group of this id; None if it is neither a training group's nor an evaluation's."""
+        """Return the group of this id; None: neither a training group's id nor an evaluation's."""
         group = self.groups.get(group_id)
         if group is None:
             number = issue_number(group_id)
@@ -80,6 +80,6 @@ class Samples:
         return group
 
     def sample(self, group_id: str, number: int) -> Sample | None:
-        """The sample; None if there cannot be such a one."""
+        """Return the sample; None if there cannot be such a one."""
         group = self.group(group_id)
         return None if group is None else group.sample(number)

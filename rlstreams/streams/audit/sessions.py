@@ -1,10 +1,11 @@
 """The audit's own account of agents' sessions and calls.
 
 It shares no code with the fold of sessions (`streams/sessions`), for it checks that one. Calls are
-read before trajectories. Of a call stay its content's digest, its end, and the digest of all tokens
-up to it; the first row of a session's sample has to be one of these paths. Which one depends on the
-outcome that was there when it was written. Of further rows, its branches, each word of the policy
-has to be a call's, behind the tokens that the call had before it, and in no other row.
+read before trajectories. The audit keeps of a call its content's digest, its end, and the digest of
+all tokens up to its end; the first row of a session's sample must be one of these paths. The
+outcome that was there when the sample was written decides the path. In further rows, the sample's
+branches, each policy segment must be a call's, behind the same tokens as in the call, and in no
+other row.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.audit.report import Breaches, BreachKind, Named
 from rlstreams.streams.log.record import Partition, Position
 
-JUDGED = (ENDED, LIMIT)  # how a session closes whose outcome is a reward
+JUDGED = (ENDED, LIMIT)  # kinds of close that an outcome with a reward may follow
 
 
 class Path:
-    """The tokens up to some place of a sample, as a digest.
+    """A digest of the tokens up to some place of a sample.
 
-    Of authors, ids, versions, weight hashes and log-probs. Tokens of the environment count as one
-    with those beside them; those behind the policy's last one are none of the sample.
+    It covers authors, ids, versions, weight hashes and log-probs. Neighbouring tokens of the
+    environment count as one segment; those behind the policy's last one are none of the sample.
     """
 
     def __init__(self, before: Path | None = None) -> None:
@@ -47,11 +48,11 @@ class Path:
         self._has_policy: bool = before is not None and before._has_policy
         self._ids: Any = hashlib.sha256() if before is None else before._ids.copy()
         self.words: list[int] = []
-        """Of each segment of the policy that was added: a digest of it, with all ids before."""
+        """For each policy segment that was added, a digest of it and of all ids before it."""
 
     @property
     def digest(self) -> int:
-        """A number of 64 bits."""
+        """The path's digest, 64 bits."""
         end = b"" if self._has_policy else self._environment
         return int.from_bytes(hashlib.sha256(self._sha.digest() + end).digest()[:8])
 
@@ -61,7 +62,7 @@ class Path:
         return self._has_policy and bool(self._environment)
 
     def add(self, segments: Iterable[Segment]) -> Path:
-        """Go on with these; raises TensorError."""
+        """Append these segments; raises TensorError."""
         for one in segments:
             ids = one.token_ids.numpy().astype("<i4").tobytes()
             if one.author == "environment":
@@ -71,11 +72,12 @@ class Path:
                 self._environment = b""
                 self._has_policy |= one.author == "policy"
                 numbers = one.behavior_logprobs
-                told = b"" if numbers is None else numbers.numpy().astype("<f4").tobytes()
+                logprobs = b"" if numbers is None else numbers.numpy().astype("<f4").tobytes()
                 by = f"{one.author} {one.policy_version} {one.weight_hash}"
-                self._hash(by, ids + told)
+                self._hash(by, ids + logprobs)
                 if one.author == "policy":
-                    whole = hashlib.sha256(self._ids.digest() + by.encode() + b"\n" + ids + told)
+                    head = self._ids.digest() + by.encode() + b"\n"
+                    whole = hashlib.sha256(head + ids + logprobs)
                     self.words.append(int.from_bytes(whole.digest()[:8]))
             self._ids.update(ids)
         return self
@@ -87,11 +89,11 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What stays of a call that counts."""
+    """Facts kept of a call that counts."""
 
     content: int  # digest of the whole record
     end: int  # tokens of prompt and answer
-    path: Path | None  # up to it; None: its prompt is not known, or cannot be read
+    path: Path | None  # up to its end; None: its prompt is not known, or cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,18 @@ class _Written:
 
     position: Position
     digest: int | None  # of its first row; None: it is no path, or cannot be read
-    words: tuple[int, ...]  # of all its rows
-    beside: tuple[int, ...]  # of these, what is not in the first
+    words: tuple[int, ...]  # `Path.words` of all its rows
+    beside: tuple[int, ...]  # those of all rows but the first
 
 
 @dataclass(slots=True, eq=False)
 class Heard:
-    """One session."""
+    """Records of one session that were read so far."""
 
     starts: set[int] = field(default_factory=set)
     calls: dict[str, _Call] = field(default_factory=dict)
     replays: set[tuple[int, str]] = field(default_factory=set)
-    kind: str = ""  # how it closed; "": it is open
+    kind: str = ""  # kind of its close; "": it is open
     closed_at: Position | None = None
     outcomes: set[str] = field(default_factory=set)
     is_judged: bool = False  # some outcome is a reward
@@ -126,9 +128,10 @@ class SessionsAudit:
     """Takes records of `calls` and `outcomes`, and the trajectories of samples with a session.
 
     Args:
-        breaches: what is final is added here.
-        duplicates: copies are named here.
-        expired: first offset left by retention: what a session lacks there is no breach.
+        breaches: takes breaches that no later record can heal.
+        duplicates: takes the names of copies.
+        expired: first offset left by retention, by partition: a session's records that are
+            missing there are no breach.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class SessionsAudit:
         self._written: dict[str, _Written] = {}  # by sample
 
     def take(self, event: Event, position: Position) -> bool:
-        """Take a record; False: it is of no session."""
+        """Take a record; return False for one of no session."""
         match event:
             case SessionOpened():
                 starts = self._of(event.session_id).starts
@@ -150,8 +153,8 @@ class SessionsAudit:
             case CallCommitted() | CallReplayed() if event.start < max(
                 self._of(event.session_id).starts, default=0
             ):  # by a worker that has lost the session
-                told = f"{event.session_id} of start {event.start}, which is over, at {position}"
-                self._duplicates.add(told)
+                late = f"{event.session_id} of start {event.start}, which is over, at {position}"
+                self._duplicates.add(late)
             case CallCommitted():
                 self._call(self._of(event.session_id), event, position)
             case CallReplayed():
@@ -232,10 +235,10 @@ class SessionsAudit:
         self._written[name] = _Written(position, digest, (*main.words, *beside), beside)
 
     def check(self, breaches: Breaches, ended: Iterable[str]) -> None:
-        """Breaches that only the whole shows.
+        """Add breaches that only the whole log shows.
 
         Args:
-            ended: samples whose prompt is done with, and that nobody has next.
+            ended: samples whose prompt is done with, and that no role has next.
         """
         for name, written in self._written.items():
             if problem := self._forged(self.heard[name], written):
@@ -248,7 +251,7 @@ class SessionsAudit:
                 breaches.add(BreachKind.UNDELIVERED, name, detail)
 
     def _forged(self, heard: Heard, written: _Written) -> str:
-        """Why a sample is not its session's, or ""."""
+        """Return why a sample is not its session's; "": it is."""
         if heard.closed_at is None:
             return "is of a session that is not closed"
         if len(set(written.words)) < len(written.words):
@@ -261,28 +264,28 @@ class SessionsAudit:
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Sessions by how they closed; `open`: those that are not."""
+        """Number of sessions by kind of close; `open`: sessions without one."""
         counts = Counter(heard.kind or "open" for heard in self.heard.values())
         return dict(sorted(counts.items()))
 
     @property
     def num_calls(self) -> int:
-        """Sampled calls."""
+        """Number of sampled calls."""
         return sum(len(heard.calls) for heard in self.heard.values())
 
     @property
     def num_replays(self) -> int:
-        """Requests that were answered from the log."""
+        """Number of requests that were answered from the log."""
         return sum(len(heard.replays) for heard in self.heard.values())
 
 
 def _path(heard: Heard, event: CallCommitted) -> tuple[Path | None, str]:
-    """The tokens up to the end of a call, and why its prompt is not known."""
+    """Return the path up to the end of a call (None: not known), and the call's problem or ""."""
     num_new, parent = len(event.new_ids), heard.calls.get(event.parent or "")
     fits = parent is not None and parent.end > 0 and parent.end + num_new == event.prompt_tokens
     before = parent.path if parent is not None and fits else None
     if fits and before is None:
-        return None, ""  # told of the parent
+        return None, ""  # the parent's problem was reported
     if not fits and num_new != event.prompt_tokens:
         end = "is not there before it" if parent is None else f"ends at {parent.end}"
         return None, (
@@ -296,7 +299,7 @@ def _path(heard: Heard, event: CallCommitted) -> tuple[Path | None, str]:
 
 
 def _rows(event: Trajectory) -> list[list[Segment]]:
-    """A prompt behind other authors begins one."""
+    """Split a trajectory's segments into rows: a prompt behind other authors begins one."""
     rows: list[list[Segment]] = [[]]
     for one in event.segments:
         if one.author == "prompt" and rows[-1] and rows[-1][-1].author != "prompt":

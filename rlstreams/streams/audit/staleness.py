@@ -1,7 +1,7 @@
-"""Staleness of trained tokens, measured where a step and the scored record that it names meet.
+"""Staleness of trained tokens, measured from a step and the scored records that it names.
 
-Neither is a counter of the trainer: the step says which version it made, the record says which one
-sampled each segment (decision 0010). Records that no step has taken yet wait.
+Neither is a counter of the trainer: the step names the version that it made, the record the version
+that sampled each segment (decision 0010). Records that no step has taken yet wait.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Segments = Sequence[tuple[int, int, int]]  # (index, version, tokens) of the pol
 
 
 class Staleness:
-    """Counts trained tokens by staleness; names what is too stale or mislabelled."""
+    """Counts trained tokens by staleness; adds breaches of samples too stale or mislabelled."""
 
     def __init__(self, ledger: Ledger, breaches: Breaches) -> None:
         self.tokens: Counter[int] = Counter()
         self._ledger = ledger
         self._breaches = breaches
-        self._waiting: dict[int, tuple[Sample, Segments]] = {}  # by place: scored, not trained yet
+        self._waiting: dict[int, tuple[Sample, Segments]] = {}  # by place: scored, not yet trained
 
     def scored(self, sample: Sample, place: int, segments: Segments) -> None:
         """Take a scored record."""
         if sample.used == place:
-            sample.used = place  # the very object that `sample.scored` is
+            sample.used = place  # the same object as `sample.scored`, to save memory
             self._measure(sample, segments)
         elif sample.group.is_open:
             self._waiting[place] = sample, segments
@@ -45,7 +45,7 @@ class Staleness:
         self._ledger.fresh.clear()
 
     def forget_closed(self) -> None:
-        """Drop what waits for a step that will not come."""
+        """Drop records that wait for a step that will not come."""
         self._waiting = {p: w for p, w in self._waiting.items() if w[0].group.is_open}
 
     def _measure(self, sample: Sample, segments: Segments) -> None:

@@ -1,8 +1,8 @@
-"""The audit's account of weights: which version has which hash, who published, held and used it.
+"""The audit's account of weights: each version's hash, publications, loads and uses.
 
-`steps` alone says what a version is: the first claim names the model folder's, or a branch the one
-that it begins with; a step or a drifted redo makes each next one. What a fenced or forged epoch
-wrote is void: it is passed by, and is a breach only where something used it.
+`steps` alone defines a version: the first claim names the model folder's, or a branch the one that
+it begins with; a step or a drifted redo makes each next one. Publications of a fenced or forged
+epoch are void: they are passed by, and are a breach only where a worker used them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Publication(NamedTuple):
 
 
 class Versions:
-    """Takes events of `steps`, `policy-versions` and `policy-pulls`, and what trajectories name."""
+    """Takes events of `steps`, `policy-versions` and `policy-pulls`, and trajectories' versions."""
 
     def __init__(self) -> None:
         self._gate = EpochGate()
@@ -44,14 +44,14 @@ class Versions:
         self._conflicts: dict[int, str] = {}  # a second hash by version
         self._claims: set[int] = set()
         self._publications: list[_Publication] = []  # in the order of their topic
-        self._void: dict[Weights, str] = {}  # why nobody should hold these
+        self._void: dict[Weights, str] = {}  # why no worker should hold these
         self._loads: dict[Load, tuple[Weights, int]] = {}  # with the worker's time, ms
         # By load and weights as trajectories name them: the first sample, the earliest end, ms.
         self._used: dict[tuple[Load, Weights], tuple[Sample, int]] = {}
         self.num_unread = 0  # records of `steps`: each may have made a version, or claimed the run
 
     def ledger(self, event: Event) -> None:
-        """Take an event of `steps`; may be ahead of what the ledger of samples has seen."""
+        """Take an event of `steps`; it may be newer than the last one of the ledger of samples."""
         if not self._gate.admits(event):
             if isinstance(event, StepCompleted):
                 why = f"was made by epoch {event.epoch} after it was taken over"
@@ -79,7 +79,7 @@ class Versions:
         self._loads.setdefault((event.worker, event.load_id), (weights, event.loaded_at_ms))
 
     def used(self, load: Load, weights: Weights, sample: Sample, finished_at_ms: int) -> None:
-        """Take what a trajectory says of its weights."""
+        """Take the weights that a trajectory names."""
         first, earliest_ms = self._used.get((load, weights), (sample, finished_at_ms))
         self._used[load, weights] = first, min(earliest_ms, finished_at_ms)
 
@@ -87,7 +87,7 @@ class Versions:
         """Hold uses against loads, loads against publications, publications against `steps`.
 
         Returns:
-            Where void publications lie.
+            Positions of void publications.
         """
         for version, text in self._conflicts.items():
             made = self._made[version][:12]
@@ -113,10 +113,10 @@ class Versions:
     def _check_published(
         self, breaches: Breaches
     ) -> tuple[set[Weights], dict[Weights, str], list[Position]]:
-        """What is published, why the void ones are, and where those lie.
+        """Return published weights, the reasons of void ones, and the positions of these.
 
-        An epoch exists only by its claim: one that is above every claim is forged, and moves
-        nothing. Each unreadable record of `steps` excuses one claim or one version.
+        An epoch exists only by its claim: an epoch above every claim is forged, and fences none.
+        Each unreadable record of `steps` excuses one claim or one version.
         """
         unclaimed = sorted({epoch for _, epoch, _ in self._publications} - self._claims)
         strangers = set(unclaimed[self.num_unread :])

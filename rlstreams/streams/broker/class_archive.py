@@ -1,8 +1,8 @@
 """The broker's classes, read and verified once: an archive that each later JVM maps (Java's CDS).
 
-It halves what a start costs, and nothing needs it. A JVM passes over one that another Java, other
-jars or damage have made useless. It is made beside a broker that started without it, of the classes
-that this one has loaded; whoever started that broker may end at any time, and the making with it.
+It halves the cost of a start, and no start needs it. A JVM passes over an archive that another
+Java, other jars or damage have made useless. A process beside a broker that started without one
+makes it, of the classes that this broker has loaded; it ends with the broker's starter.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.owner_lock import OwnedError, held
 from rlstreams.streams.process.child import Child, Orphaned
 
-KEPT = 4  # archives of 60 MB: of other Javas, and of the version before
+KEPT = 4  # archives of 60 MB, for other Javas and the version before
 AFTER_S = 20.0  # a broker has met clients, groups and transactions by then; a short look is over
 _CLASSES = "classes.lst"  # in the broker's folder, until the archive is made
-# The last line may be half written. A JVM crashes on an archive that was cut short, so its name has
-# its size; what else is damaged it finds by its checksums.
+# The last line may be half written. A JVM crashes on an archive that was cut short, so the name
+# holds its size; other damage the JVM finds by its checksums.
 _MAKE = """
 sleep "$1"
 sed '$d' "$2" >"$3.lst" &&
@@ -34,7 +34,7 @@ rm -f "$2" "$3.lst" "$3.new"
 
 
 class ClassArchive:
-    """That of one Java and its jars, for one user: what others wrote is not mapped."""
+    """The archive of one Java and its jars, for one user: a foreign user's file is not mapped."""
 
     def __init__(self, java: Path, jars: Sequence[Path]) -> None:
         self._java = java
@@ -44,12 +44,12 @@ class ClassArchive:
             found = path.stat()
             digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
         self.name = cache_folder().resolve() / "classes" / digest.hexdigest()[:16]
-        """Of its files: the archive has its size behind it."""
+        """Path of its files without suffix; the archive's name goes on with its size."""
 
     def options(self, folder: Path) -> tuple[str, ...]:
-        """For a JVM of the broker in `folder`: map the archive, or say what one would hold."""
+        """Return JVM options of the broker in `folder`: map the archive, or list its classes."""
         if ":" in str(self.name):
-            return ()  # Java would take it for two
+            return ()  # Java would read two paths
         if not (path := self.path()):
             return (f"-XX:DumpLoadedClassList={folder.resolve() / _CLASSES}",)
         with contextlib.suppress(OSError):
@@ -57,9 +57,9 @@ class ClassArchive:
         return (f"-XX:SharedArchiveFile={path}", "-XX:+VerifySharedSpaces")
 
     def making(self, folder: Path, after_s: float = AFTER_S) -> Child | None:
-        """Begin to make it of what the broker in `folder` loads meanwhile; ends with this process.
+        """Start a process that makes the archive of the classes that the broker in `folder` loads.
 
-        None: it is there, is being made, or cannot be kept in the cache folder.
+        It ends with this process. None: the archive is there, is being made, or cannot be kept.
         """
         classes = folder / _CLASSES
         if self.path() or not classes.is_file():
@@ -78,7 +78,7 @@ class ClassArchive:
             return None
 
     def path(self) -> Path | None:
-        """The archive, if it is there, whole and our own."""
+        """Return the archive's path, if it is there, whole and our own."""
         for path in self.name.parent.glob(f"{self.name.name}-*.jsa"):
             with contextlib.suppress(OSError):
                 found = path.stat()
@@ -87,7 +87,7 @@ class ClassArchive:
         return None
 
     def _make_room(self) -> None:
-        """The ones that were used last stay."""
+        """Remove all archives but those that were used last."""
         others = sorted(self.name.parent.glob("*.jsa"), key=lambda path: -path.stat().st_mtime)
         for path in others[KEPT - 1 :]:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the embedded broker is told: its properties, its logging, its command line. Pure."""
+"""Configuration of the embedded broker: its properties, its logging, its command line. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ HOST = "127.0.0.1"
 STARTED = "Kafka Server started"  # logged by KafkaRaftServer once the broker is unfenced
 DISK_FULL = "No space left on device"
 FENCED = "Fencing broker 1"  # logged by the controller once the dead broker's session is over
-# Logged once a group's coordinator gave itself up, and for ever (decision 0013).
+# Logged once a group's coordinator has given up, for good (decision 0013).
 OUT_OF_SYNC = "is out of sync with the underlying log"
 CLEAN = ".kafka_cleanshutdown"  # in the data folder after a clean stop, and only then
 
-# Every append is on disk before it is answered: of all topics, the group's positions and the
+# Every append is on disk before it is answered: for all topics, those of groups' positions and of
 # transactions' states included.
 FSYNC = {"log.flush.interval.messages": "1"}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -75,10 +75,10 @@ _LOG4J2 = f"""\
 
 
 def log4j2(*, controller: str = "WARN") -> str:
-    """The text of `log4j2.xml`.
+    """Return the text of `log4j2.xml`.
 
     Args:
-        controller: level for what the controller decides about brokers; INFO tells of `FENCED`.
+        controller: log level of the controller's decisions about brokers; INFO logs `FENCED`.
     """
     return _LOG4J2.replace("LEVEL", controller)
 
@@ -134,8 +134,9 @@ def server_properties(
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
-# Compiled soon rather than well: a start, a few topics read and a stop take 7.5 s of CPU time
-# instead of 12.5, of which the reader has 4 (`inspect` of a demo of 12 steps, Java 25, 2 cores).
+# Options that compile soon rather than well: a start, a few topics read and a stop take 7.5 s of
+# CPU time instead of 12.5, the reader's 4 s included (`inspect` of a demo of 12 steps, Java 25, 2
+# cores).
 FOR_A_LOOK = ("-XX:TieredStopAtLevel=1",)
 
 
@@ -161,7 +162,7 @@ def java_command(
 
 
 def java_logging(log4j2_file: Path, log: Path) -> tuple[str, str]:
-    """Where the JVM finds `log4j2`'s text, and where it writes; of several the last counts."""
+    """Return JVM options for the paths of `log4j2`'s text and of the log; the last one counts."""
     return (
         f"-Dlog4j2.configurationFile={log4j2_file.resolve()}",
         f"-Drlstreams.log={log.resolve()}",
@@ -169,9 +170,9 @@ def java_logging(log4j2_file: Path, log: Path) -> tuple[str, str]:
 
 
 def new_cluster_id() -> str:
-    """16 random bytes in unpadded URL-safe base64, as Kafka writes its UUIDs.
+    """Return 16 random bytes in unpadded URL-safe base64, as Kafka writes its UUIDs.
 
-    One that begins with a dash would be read as an option by the format tool.
+    An id that begins with a dash is left out: the format tool would read it as an option.
     """
     while True:
         text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")

@@ -1,9 +1,9 @@
-"""A real Apache Kafka broker, one node, that outlives whoever started it.
+"""A real Apache Kafka broker, one node, that outlives the process that started it.
 
-The lock is the liveness: it is taken before the folder is touched and handed down to the broker's
-process, so it is held exactly as long as that lives. Kafka's own lock comes too late: a second
-broker on the same folder breaks the first before it fails. Survives the kill of any process; a
-power cut only with `broker.config.FSYNC`.
+The lock shows that the broker lives: it is taken before the folder is touched and handed down to
+the broker's process, so it is held exactly as long as that process lives. Kafka's own lock comes
+too late: a second broker on the same folder breaks the first before it fails. The log survives the
+kill of any process; a power cut only with `broker.config.FSYNC`.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from rlstreams.streams.process.child import Child, Orphaned
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
 STOP_S = 15.0
-TAKE_S = 2.0  # somebody who asks whether the lock is held has it for a moment
-_LOOKED_AT = 1 << 16  # bytes at the end of a log, each second
-# A child that nobody refers to would be warned about while it rightly goes on living.
+TAKE_S = 2.0  # a process that checks whether the lock is held has it for a moment
+_LOOKED_AT = 1 << 16  # bytes at the end of a log that are searched each second
+# Python would warn about a child without a reference, which rightly goes on living.
 _CHILDREN: list[Child] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """What `broker.json` says; true while the lock is held."""
+    """Content of `broker.json`; true while the lock is held."""
 
     pid: int  # 0: not started yet
     port: int
@@ -76,7 +76,7 @@ def _to_stderr(line: str) -> None:
 
 
 class EmbeddedBroker:
-    """The broker of one data folder; any number of these objects may look at the same one."""
+    """The broker of one data folder; any number of these objects may refer to the same one."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class EmbeddedBroker:
         heap_mb: int = 256,
         settings: Mapping[str, str] = MappingProxyType({}),  # broker properties beside ours
         *,
-        host: str = HOST,  # another than loopback has a password
-        has_password: bool = False,  # also where there is one in the folder
+        host: str = HOST,  # any other host than loopback makes it ask for a password
+        has_password: bool = False,  # a password in the folder makes it ask as well
         is_for_a_look: bool = False,
     ) -> None:
         self.folder = folder
@@ -102,7 +102,7 @@ class EmbeddedBroker:
         self._heap_mb = heap_mb
         self._extra = dict(settings)
         self._child: Child | None = None
-        self._log_start = 0  # where the log of the broker that this object started begins
+        self._log_start = 0  # byte at which the log of the broker that this object started begins
         self._has_password = has_password or host != HOST
         self._java_options = FOR_A_LOOK if is_for_a_look else ()
 
@@ -110,7 +110,7 @@ class EmbeddedBroker:
         """Start and wait until it serves. Port 0: the folder's last port, or a free one.
 
         Raises:
-            ConfigError: the folder is in use; names by whom.
+            ConfigError: the folder is in use; names the process.
             BrokerError: the port is in use, a jar or Java is missing, or the broker ended at once;
                 carries the last lines of its log.
             DeadlineError: not ready after 90 s; it was stopped.
@@ -148,9 +148,9 @@ class EmbeddedBroker:
         return state
 
     def attach_or_start(self) -> BrokerState:
-        """The living broker of this folder, else a new one. Raises as `start`."""
+        """Return the living broker of this folder, else a new one. Raises as `start`."""
         deadline = time.monotonic() + START_S
-        # One that does not answer still starts, or dies already: who started it was killed.
+        # A broker that does not answer still starts, or is dying: its starter was killed.
         while (state := self.status()) is not None and not answers(state.port, state.host):
             if time.monotonic() > deadline:
                 raise DeadlineError(f"broker {state.pid}: nobody answers at {state.bootstrap}")
@@ -158,23 +158,23 @@ class EmbeddedBroker:
         return state or self.start()
 
     def status(self) -> BrokerState | None:
-        """The living broker of this folder, or None."""
+        """Return the living broker of this folder, or None."""
         _reap()
         state = self._read_state()
         if not (state and state.pid and is_held(self._lock)):
             return None
-        return state if _is_alive(state.pid) else None  # else a start holds the lock, just begun
+        return state if _is_alive(state.pid) else None  # None: a start has just taken the lock
 
     @property
     def last_status(self) -> int | None:
-        """How the broker that this object started last ended, negative: by a signal; or None."""
+        """Exit status of this object's last broker (negative: a signal); None: alive, or none."""
         return None if self._child is None else self._child.poll()
 
     def coming(self, begin_s: float) -> BrokerState | None:
-        """The living broker, or the one that somebody starts anew; None if nobody does.
+        """Return the living broker, or the one that another process starts; None: none is started.
 
         Args:
-            begin_s: how long such a start may take to begin, in a folder that had a broker.
+            begin_s: longest wait until such a start begins, in a folder that had a broker.
 
         Raises:
             DeadlineError: it was being started for 90 s and more.
@@ -191,7 +191,7 @@ class EmbeddedBroker:
         return state
 
     def stop(self) -> bool:
-        """SIGTERM, 15 s, then SIGKILL; False if none was running.
+        """Send SIGTERM, wait 15 s, then send SIGKILL; return False if none was running.
 
         Raises:
             DeadlineError: it lives on after SIGKILL (a hanging disk).
@@ -208,11 +208,11 @@ class EmbeddedBroker:
         return True
 
     def log_tail(self, num_lines: int = 12) -> str:
-        """The last lines of the broker's log and of the JVM's own output."""
+        """Return the last lines of the broker's log and of the JVM's own output."""
         return last_lines(self._log, self._output, num_lines=num_lines)
 
     def died_of_full_disk(self) -> bool:
-        """Whether the one that this object started last says so: starting again is no cure."""
+        """Whether the last started broker's log names a full disk: a restart is no cure."""
         return DISK_FULL in self._last_log()
 
     def lost_a_coordinator(self) -> bool:
@@ -241,7 +241,7 @@ class EmbeddedBroker:
         return True
 
     def _next_state(self) -> BrokerState:
-        """Ports and cluster id for this start: those of the last one where they still serve."""
+        """Return ports and cluster id for this start: the last start's, where they are free."""
         last = self._read_state()
         host = self._host
         port = self._port or (
@@ -267,7 +267,7 @@ class EmbeddedBroker:
             known = {field.name for field in fields(BrokerState)}
             return BrokerState(**{name: said[name] for name in known & said.keys()})
         except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError):
-            return None  # not there, or emptied by a power cut: the data know themselves
+            return None  # not there, or emptied by a power cut: the data hold their cluster id
 
     def _write_state(self, state: BrokerState) -> None:
         beside = self.folder / "broker.json.tmp"
@@ -281,7 +281,7 @@ class EmbeddedBroker:
         (self.folder / "log4j2.xml").write_text(log4j2(), encoding="utf-8")
 
     def _format(self, java: tuple[str, ...], cluster_id: str, lock_fd: int) -> None:
-        """Write `meta.properties`; Kafka writes it last, so where it is the format is whole."""
+        """Write `meta.properties`; Kafka writes it last, so its presence shows a whole format."""
         options = ("-t", cluster_id, "-c", str(self._settings), "--ignore-formatted")
         command = (*java, "kafka.tools.StorageTool", "format", *options)
         child = self._spawn(command, lock_fd, Orphaned.DIES)
@@ -296,12 +296,12 @@ class EmbeddedBroker:
             )
 
     def _fence_dead(self, java: tuple[str, ...], state: BrokerState, lock_fd: int) -> None:
-        """Have the broker that was killed here fenced, by a controller alone.
+        """Have a controller alone fence the broker that was killed here.
 
-        Else the node starts from metadata that calls it the leader of everything, as before the
-        kill. It loads its groups at once, and session timers that run out before it is elected
-        anew fail for good: members that died keep their partitions for ever (Kafka 4.2.1; 1 of 7
-        restarts that took 10 to 15 s, none of 8 that took 6 to 8 s).
+        Without that, the node starts from metadata that calls it the leader of everything, as
+        before the kill. It loads its groups at once, and session timers that run out before it is
+        elected anew fail for good: members that died keep their partitions for ever (Kafka 4.2.1; 1
+        of 7 restarts that took 10 to 15 s, none of 8 that took 6 to 8 s).
         """
         settings, log, log4j = (
             self.folder / name for name in ("fence.properties", "fence.log", "fence-log4j2.xml")
@@ -315,7 +315,7 @@ class EmbeddedBroker:
         child = self._spawn(command, lock_fd, Orphaned.DIES)
         deadline = time.monotonic() + FENCE_S
         try:
-            # It says nothing if that was done before, by a start that was killed in between.
+            # No such line comes if an earlier start, killed in between, has fenced the broker.
             while FENCED not in log.read_text("utf-8", "replace") and time.monotonic() < deadline:
                 if child.poll() is not None:
                     raise BrokerError(
@@ -327,14 +327,14 @@ class EmbeddedBroker:
             child.end()
 
     def _spawn(self, command: tuple[str, ...], lock_fd: int, orphaned: Orphaned) -> Child:
-        """The broker, or what prepares its start: that ends with its starter, and the lock too."""
+        """Start the broker (`LIVES`) or a preparation of a start (`DIES`); both hold the lock."""
         with self._output.open("wb") as output:
             child = Child.started(
                 command,
                 orphaned=orphaned,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                umask=0o077,  # what lies in its segments is its owner's
+                umask=0o077,  # its segments are for their owner alone
                 pass_fds=(lock_fd,),
             )
         _CHILDREN.append(child)
@@ -365,7 +365,7 @@ class EmbeddedBroker:
 
 @contextlib.contextmanager
 def _killed_on_error(child: Child) -> Iterator[None]:
-    """Ctrl-C is one, too: nobody else knows of this broker yet."""
+    """End the child on any error, Ctrl-C included: no other process knows of it yet."""
     try:
         yield
     except BaseException:
@@ -374,7 +374,7 @@ def _killed_on_error(child: Child) -> Iterator[None]:
 
 
 def _reap() -> None:
-    """Collect ended children; a parent that does not leaves zombies."""
+    """Collect ended children, which would stay as zombies."""
     _CHILDREN[:] = [child for child in _CHILDREN if child.poll() is None]
 
 
@@ -382,10 +382,10 @@ def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as err:
-        return isinstance(err, PermissionError)  # of another user
+        return isinstance(err, PermissionError)  # a process of another user
     return True
 
 
 def last_lines(*files: Path, num_lines: int = 12) -> str:
-    """The end of each of the files that is there."""
+    """Return the last lines of each file that is there."""
     return "\n".join(line for file in files for line in tail(file, num_lines))

@@ -1,4 +1,4 @@
-"""Files of the broker that are gone or damaged: put back from a copy, or told with a cure."""
+"""Files of the broker that are gone or damaged: put back from a copy, or reported with a cure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 
-META = "meta.properties"  # in the data folder; a copy lies above it
+META = "meta.properties"  # in the data folder; a copy lies in the folder above
 _CHECKPOINT = re.compile(r"checkpoint file \(?([^\s()]+-checkpoint)\b")
 
 
 def keep_identity(folder: Path, data: Path) -> None:
-    """Keep a copy of the file by which the data know their cluster, and put it back if it is gone:
-    formatted anew, a folder of topics serves none of them.
+    """Keep a copy of the file that names the data's cluster, and put it back if it is gone.
+
+    Formatted anew, a folder of topics serves none of them.
 
     Raises:
         ConfigError: it is gone, and there is no copy.
@@ -32,7 +33,7 @@ def keep_identity(folder: Path, data: Path) -> None:
 
 
 def damaged_checkpoint(log: str) -> str:
-    """Which file of positions Kafka could not read at its start, and the cure; or ""."""
+    """Return the file of positions that Kafka could not read at its start, and the cure; or ""."""
     if not (found := _CHECKPOINT.findall(log)):
         return ""
     return (

@@ -71,7 +71,7 @@ def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -
 
     Args:
         jars_dir: a folder that holds them all; nothing is fetched then. Empty: fetch and cache.
-        say: told what is downloaded and how big it is before that starts.
+        say: called with a text on the jars and their size before a download starts.
 
     Raises:
         BrokerError: a jar is missing, cannot be fetched or has another content; names it.
@@ -97,7 +97,7 @@ def classpath(jars_dir: str = "", say: Callable[[str], None] = lambda _: None) -
 
 
 def num_missing() -> int:
-    """How many of the locked jars the cache lacks or holds with another content."""
+    """Return the number of locked jars that the cache lacks or holds with another content."""
     return len(_missing(locked(lock_file().read_text(encoding="utf-8"))))
 
 
@@ -160,7 +160,7 @@ def _fetch_one(jar: Jar, staging: Path, folder: Path) -> None:
         project = MavenContext(repo_cache=repository).project(jar.group, jar.artifact)
         try:
             path = project.at_version(jar.version).artifact().resolve()
-        except (OSError, RuntimeError) as error:  # jgo raises what requests raises, or Runtime
+        except (OSError, RuntimeError) as error:  # jgo raises errors of requests, or RuntimeError
             problem = error
             continue
         check(path, jar)

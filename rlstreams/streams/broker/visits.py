@@ -1,8 +1,8 @@
-"""Several who look at a run's log at once share its broker: the last one stops it.
+"""Visits to a run's log: visitors at the same time share its broker, and the last one stops it.
 
-A broker that was started for a look alone is marked as such, with its process id. Whoever looks
-holds a shared `flock` on `visits.lock`; starting, and stopping at the end, are done one at a time
-under `turn.lock`. Locks go with their processes, however these end.
+A broker that was started for a visit alone is marked as such, with its process id. A visitor holds
+a shared `flock` on `visits.lock`; starts and stops are done one at a time under `turn.lock`. Locks
+go with their processes, however these end.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rlstreams.streams.log.owner_lock import OwnedError, held
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
 
-TURN_S = 180.0  # longer than a start, a fencing and a stop together
+ALONE_S = 180.0  # longer than a start, a fencing and a stop together
 
 
 @contextmanager
 def visited(broker: EmbeddedBroker) -> Iterator[str]:
-    """`host:port` of a broker; one that does not run is started, and stopped by the last visitor.
+    """Yield `host:port` of a broker; start one that is down, and stop that after the last visit.
 
     Raises:
-        DeadlineError: another one starts or stops it for too long.
+        DeadlineError: another process has been starting or stopping it for too long.
     """
     folder, fd = broker.folder, -1
     try:
-        with _turn(folder):
+        with _alone(folder):
             before = broker.status()
             state = broker.attach_or_start()
             if before is None or before.pid != state.pid:
@@ -42,34 +42,34 @@ def visited(broker: EmbeddedBroker) -> Iterator[str]:
         yield state.bootstrap
     finally:
         if fd >= 0:
-            with _turn(folder):
+            with _alone(folder):
                 os.close(fd)
                 _stop_unvisited(broker)
 
 
 @contextmanager
 def owned(broker: EmbeddedBroker) -> Iterator[BrokerState]:
-    """As its owner, who stops the broker at the end, but not under the eyes of a visitor."""
+    """Yield the broker as its owner, who stops it at the end, unless a visitor still uses it."""
     folder = broker.folder
-    with _turn(folder):
+    with _alone(folder):
         state = broker.attach_or_start()
         _mark_file(folder).unlink(missing_ok=True)
         fd = _enter(folder)
     try:
         yield state
     finally:
-        with _turn(folder):
+        with _alone(folder):
             os.close(fd)
             if (last := broker.status()) is not None:  # its keeper may have started another
                 try:
                     _mark(folder, last.pid)
                     _stop_unvisited(broker)
-                except OSError:  # a full disk: it is stopped without a mark, whoever looks
+                except OSError:  # a full disk: stop it without a mark, and despite visitors
                     broker.stop()
 
 
 def _stop_unvisited(broker: EmbeddedBroker) -> None:
-    """Stop a broker that was started for a look, and that nobody looks at; only in a turn."""
+    """Stop a broker that was started for a visit and has no visitor; only under `_alone`."""
     state, mark = broker.status(), _mark_file(broker.folder)
     if state is None or not mark.is_file() or mark.read_text("ascii") != f"{state.pid}\n":
         return
@@ -84,8 +84,8 @@ def _stop_unvisited(broker: EmbeddedBroker) -> None:
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Nobody else starts or stops the broker meanwhile.
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from starting or stopping the broker meanwhile.
 
     Raises:
         BrokerError: its folder cannot be written.
@@ -93,11 +93,11 @@ def _turn(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(folder / "turn.lock", wait_s=TURN_S))
+            stack.enter_context(held(folder / "turn.lock", wait_s=ALONE_S))
         except OwnedError:
             raise DeadlineError(
                 f"another process has been starting or stopping the broker in {folder} for "
-                f"{TURN_S:g} s"
+                f"{ALONE_S:g} s"
             ) from None
         except OSError as err:
             if err.errno not in (errno.EROFS, errno.EACCES):
@@ -111,7 +111,7 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def _enter(folder: Path) -> int:
-    """A descriptor that is to be closed when the visit is over; only in a turn."""
+    """Return a descriptor to be closed when the visit is over; only under `_alone`."""
     fd = _open(folder)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
@@ -126,5 +126,5 @@ def _mark_file(folder: Path) -> Path:
 
 
 def _mark(folder: Path, pid: int) -> None:
-    """This broker is to be stopped by the last visitor."""
+    """Mark this broker as one that the last visitor stops."""
     _mark_file(folder).write_text(f"{pid}\n", encoding="ascii")

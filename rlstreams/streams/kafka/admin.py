@@ -1,6 +1,6 @@
-"""Make the broker match the table of topics, and say what it holds. Uses kafka-python.
+"""Makes the broker match the table of topics, and lists its topics. Uses kafka-python.
 
-`options` are the roles' own (`broker.options`, secrets resolved): TLS and SASL hold here as well.
+`options` are the roles' own (`broker.options`, secrets resolved): TLS and SASL apply here as well.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def apply(
     options: Mapping[str, str] = NO_OPTIONS,
     schemas: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Create what is missing and publish the schemas; returns the full names of new topics.
+    """Create missing topics and publish the schemas; return the full names of new topics.
 
-    Settings of topics that exist are left alone but for two: `flush.messages` follows the plan
-    where it asks for it, and the retention of payloads is lengthened. It is never shortened: an
-    operator may have lengthened it, and records would go.
+    Settings of topics that exist stay as they are but for two: `flush.messages` follows a plan
+    with forced writes, and the retention of payloads is lengthened. It is never shortened: an
+    operator may have lengthened it, and records would be lost.
 
     Args:
-        schemas: texts of other releases that are published beside our own, for records of theirs
-            that are about to be written into the run.
+        schemas: texts of other releases, published beside our own for their records, which are
+            about to be written into the run.
 
     Raises:
         TopicMismatchError: topics of the run do not fit each other, or the plan; no change.
@@ -75,7 +75,7 @@ def apply(
             try:
                 publish_missing(bus, f"apply-{secrets.token_hex(4)}", schemas)
                 break
-            except (AbortedError, TopicMismatchError):  # just created: not every node knows it yet
+            except (AbortedError, TopicMismatchError):  # a new topic: not every node knows it yet
                 if time.monotonic() > until_s:
                     raise
             time.sleep(0.2)
@@ -83,13 +83,13 @@ def apply(
 
 
 def refuse_counts(run: str, plan: TopicPlan, found: Mapping[str, int]) -> None:
-    """Records stay where they are: another count would tear samples of a group apart.
+    """Refuse other partition counts than planned: they would tear samples of a group apart.
 
     Args:
         found: partitions of the run's topics, by their names in the table.
 
     Raises:
-        TopicMismatchError: names each topic with what was found and what is wanted.
+        TopicMismatchError: names each topic with its partitions found and planned.
     """
     if wrong := plan.problems(run, found):
         raise TopicMismatchError(
@@ -101,7 +101,7 @@ def refuse_counts(run: str, plan: TopicPlan, found: Mapping[str, int]) -> None:
 def listing(
     bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS
 ) -> Mapping[str, TopicFacts]:
-    """The topics of the run that the broker holds, by their names in the table.
+    """Return the topics of the run that the broker holds, by their names in the table.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -110,7 +110,7 @@ def listing(
 
 
 def runs_of(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> list[str]:
-    """Ids of the runs whose topics a broker holds.
+    """Return the ids of the runs whose topics a broker holds.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -121,7 +121,7 @@ def runs_of(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> list[str
 
 
 def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> str:
-    """What to know about this broker's version; empty if nothing.
+    """Return a warning about this broker's version; "": none.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -132,7 +132,7 @@ def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIO
 
 
 def version_warning(newest_metadata_version: int) -> str:
-    """The same from the highest `metadata.version` level that the broker supports."""
+    """Return the warning by the highest `metadata.version` level that the broker supports."""
     if newest_metadata_version != _METADATA_4_3:
         return ""
     return (

@@ -25,8 +25,8 @@ RETRY_S = 20.0  # longer than a dead node stays in the metadata
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _PAUSE_S = 0.3
 _UNREACHABLE = (KafkaConnectionError, NodeNotReadyError)
-# librdkafka's property, as `broker.options` has it: kafka-python's argument, and how its value is
-# read (librdkafka's CONFIGURATION.md; keyword arguments of `KafkaAdminClient`).
+# By librdkafka's property, as `broker.options` has it: kafka-python's argument, and the parser of
+# its value (librdkafka's CONFIGURATION.md; keyword arguments of `KafkaAdminClient`).
 _NAMES: dict[str, tuple[str, Callable[[str], object]]] = {
     "security.protocol": ("security_protocol", str.upper),  # librdkafka takes `sasl_ssl` as well
     "sasl.mechanism": ("sasl_mechanism", str.upper),
@@ -54,13 +54,13 @@ def asked(
     *,
     within_s: float = RETRY_S,
 ) -> T:
-    """What `ask` answers, with a client of its own for each try.
+    """Call `ask` with a new client for each try; return its answer.
 
-    It waits `CONNECT_S` for the first node, `REQUEST_MS` for each answer, and tries again for
-    `within_s` while a node refuses connections that another node names.
+    The client waits `CONNECT_S` for the first node and `REQUEST_MS` for each answer. While a node
+    that another node names refuses connections, `asked` tries again for `within_s`.
 
     Args:
-        ask: may be made again; what it changes must be the same the second time.
+        ask: the requests; they may be repeated, so a second call must change nothing more.
 
     Raises:
         BrokerError: no node can be reached, one refused, or one was unreachable for too long.
@@ -83,13 +83,13 @@ def asked(
                 raise BrokerError(f"broker {bootstrap}: a node is unreachable: {why}") from error
             time.sleep(_PAUSE_S)
         except KafkaError as error:
-            if "bootstrap" in str(error):  # it takes connections: `refuse_silence` has seen that
+            if "bootstrap" in str(error):  # the node takes connections, see `refuse_silence`
                 raise BrokerError(f"broker {bootstrap}: {NOT_KAFKA}") from error
             raise BrokerError(f"broker {bootstrap}: {error}") from error
 
 
 def admin_settings(options: Mapping[str, str]) -> dict[str, object]:
-    """Keyword arguments for kafka-python; properties that it has no word for are passed by.
+    """Return keyword arguments for kafka-python; properties without such an argument are left out.
 
     Args:
         options: librdkafka properties, secrets resolved.

@@ -14,7 +14,7 @@ from rlstreams.streams.log.parts import PART_BYTES, whole
 from rlstreams.streams.log.record import Outgoing, Position
 
 _SERVE_S = 0.1  # a wait for reports, which ends with the first
-_CLOSE_S = 5.0  # for what is under way at the end
+_CLOSE_S = 5.0  # longest wait at the end for records under way
 
 
 class KafkaAppender(Closing):
@@ -41,7 +41,7 @@ class KafkaAppender(Closing):
         def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
             if error is not None:
                 answer.set_exception(unappended(error))
-            elif message.offset() is None:  # taken for one that came before
+            elif message.offset() is None:  # the broker took it for a duplicate
                 answer.set_exception(OutcomeUnknownError("a record was acknowledged without place"))
             else:
                 answer.set_result(Position(record.topic, message.partition(), message.offset()))
@@ -67,7 +67,7 @@ class KafkaAppender(Closing):
                 self._client.poll(_SERVE_S)
 
     def close(self) -> None:
-        """Wait a moment for what is under way, and release the connection; idempotent."""
+        """Wait at most `_CLOSE_S` for records under way, and release the connection; idempotent."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -47,11 +47,11 @@ from rlstreams.streams.log.topics import TOPICS
 
 T = TypeVar("T")
 
-LOOK_UP_S = 2.0  # one look-up, in which a refused login is not told by its end
+LOOK_UP_S = 2.0  # one look-up; a refused login shows only beside it, in the client's events
 ANSWER_S = 30.0  # a question to the broker, retries included
 _SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up interval
-# The client's own log says each refused connection ten times a second, on stderr; what matters
-# of it reaches us as errors.
+# The client logs each refused connection ten times a second, on stderr; we get the important ones
+# as errors.
 _CRITICAL = 2
 
 _MAX_POLL = "max.poll.interval.ms"
@@ -67,14 +67,14 @@ _CONSUMER = {
 # Readers go through whole topics. Twice the room, in steps twice as large, spares the broker a
 # quarter of its time; with more of both the memory leaves the processor's cache.
 _READER = {"queued.max.messages.kbytes": "32768", "max.partition.fetch.bytes": "2097152"}
-# It goes from one partition to the next: what still waits at the end of one, by default for 0.5 s,
-# holds up the next.
+# A reader that goes from one partition to the next: a fetch that waits at the end of one, by
+# default for 0.5 s, holds up the next.
 _SEEKER = {"fetch.wait.max.ms": "10"}
 _PRODUCER = {
     "enable.idempotence": "true",
-    "partitioner": "murmur2_random",  # what Java and kafka-python do
-    # Every transaction ends in a flush, which sends what lingers at once. Until then a longer pause
-    # only fills batches: with 5 ms they leave half empty, and each costs the broker a request.
+    "partitioner": "murmur2_random",  # as Java and kafka-python
+    # Every transaction ends in a flush, which sends lingering batches at once. Until then a
+    # longer pause only fills batches: after 5 ms they leave half empty, and each costs a request.
     "linger.ms": "50",
     "batch.size": "1000000",
     "compression.type": "none",  # payloads carry their own codec
@@ -98,11 +98,11 @@ class KafkaBus(Closing):
     Args:
         bootstrap: `host:port`, several with commas.
         run: prefix of topics, groups and transactional ids.
-        options: further settings of every client (TLS, SASL); they win.
-        commit_s: how long one commit may take before its outcome counts as unknown.
-        transaction_timeout_s: after it the broker aborts what a dead producer left.
-        outage_s: how long polls wait for an unreachable broker.
-        on_read: called with what a reader is about to deliver.
+        options: further settings of every client (TLS, SASL); they override ours.
+        commit_s: longest time of one commit, after which its outcome counts as unknown.
+        transaction_timeout_s: after it the broker aborts a dead producer's open transaction.
+        outage_s: longest wait of polls for an unreachable broker.
+        on_read: called with the records that a reader is about to deliver.
 
     Raises:
         BrokerError: settings that the client refuses.
@@ -142,7 +142,7 @@ class KafkaBus(Closing):
         return f"{self._run}.{name}"
 
     def producer(self, transactional_id: str) -> KafkaProducer:
-        """A producer; waits until its predecessor's transaction is settled.
+        """Make a producer; wait until its predecessor's transaction is settled.
 
         Raises:
             FencedError: another one of the same id started at the same time.
@@ -267,7 +267,7 @@ class KafkaBus(Closing):
             )[partition]
             for spec in (OffsetSpec.latest(), OffsetSpec.for_timestamp(at_ms))
         )
-        return (end if begin < 0 else begin), end  # below 0: nothing is as young
+        return (end if begin < 0 else begin), end  # below 0: no record is as young
 
     def _offsets(
         self,
@@ -277,15 +277,17 @@ class KafkaBus(Closing):
         *,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> Mapping[Partition, int]:
-        """By partition; without numbers of all of them."""
+        """Return offsets by partition; no `numbers`: of all partitions."""
         name = self._name(topic)
         tps = [TopicPartition(name, n) for n in numbers or range(self.partitions(topic))]
         found = self._listed(tps, spec, isolation, f"the offsets of {name}", missing=name)
         return {Partition(topic, tp.partition): offset for tp, offset in found.items()}
 
     def held(self) -> Sequence[Any]:
-        """The client's partitions of this run in which a transaction is open: what is committed
-        ends before what is written."""
+        """Return the client's partitions of this run in which a transaction is open.
+
+        There the last stable offset lies before the end.
+        """
         ask = lambda: self._admin.list_topics(timeout=LOOK_UP_S).topics  # noqa: E731
         there, names = self._ask(ask, "listing the topics"), {self._name(t.name) for t in TOPICS}
         tps = [
@@ -332,7 +334,7 @@ class KafkaBus(Closing):
 
     def _ask(self, call: Callable[[], T], doing: str, *, missing: str = "") -> T:
         def asked() -> T:
-            self._admin.poll(0)  # what it has to tell beside its calls
+            self._admin.poll(0)  # serves the client's events, for example of a refused login
             self._login.check()
             try:
                 return call()
@@ -352,4 +354,4 @@ class KafkaBus(Closing):
             raise BrokerError(f"{err}; {NOT_KAFKA}") from err
 
     def close(self) -> None:
-        """Nothing to do: producers, consumers and readers are closed by who made them."""
+        """Do nothing: producers, consumers and readers are closed by their makers."""

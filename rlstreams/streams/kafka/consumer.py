@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rlstreams.streams.kafka.errors import NOISE, UNTOLD, broker_error, error_of, until
+from rlstreams.streams.kafka.errors import NOISE, NOT_YET_KNOWN, broker_error, error_of, until
 from rlstreams.streams.kafka.feed import ASK_S, Feed
 from rlstreams.streams.log.bus import Closing, Polled
 from rlstreams.streams.log.done_set import UNREADABLE
@@ -19,11 +19,11 @@ from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
 _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
-# The group expelled us between its assignment and our question; `lost` follows.
+# The group expelled us between its assignment and our request; `lost` follows.
 _EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
-# Our epoch was raised by a heartbeat whose answer is on its way; the client asks again as well.
+# A heartbeat raised our epoch, and its answer is on its way; the client repeats the request too.
 _NOT_YET = NOISE | {KafkaError.STALE_MEMBER_EPOCH}
-UNSERVED_S = 30.0  # in which it follows: some heartbeats, whatever their interval
+UNSERVED_S = 30.0  # longest wait for `lost` to follow: several heartbeats at any interval
 
 
 class KafkaGroupConsumer(Closing):
@@ -32,8 +32,8 @@ class KafkaGroupConsumer(Closing):
     Args:
         feed: messages of a consumer that is not subscribed yet.
         topics: as the client names them.
-        stable_s: how long a predecessor's transaction may hold up the committed offsets.
-        max_poll_s: after it without a poll the client leaves the group.
+        stable_s: longest time for which a predecessor's transaction may hold up committed offsets.
+        max_poll_s: time without a poll after which the client leaves the group.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class KafkaGroupConsumer(Closing):
         self._max_poll_s = max_poll_s
         self._polled_at_s = time.monotonic()
         self._starts: dict[Partition, int] = {}  # of the partitions that are ours
-        self._unserved: dict[Partition, float] = {}  # given to us without a position, since when
-        self._paused: frozenset[Partition] = frozenset()  # nothing is to be delivered from these
-        self._stopped: set[Partition] = set()  # paused in the client, each after a message of it
+        self._unserved: dict[Partition, float] = {}  # given without a position: monotonic time
+        self._paused: frozenset[Partition] = frozenset()  # no records of these are delivered
+        self._stopped: set[Partition] = set()  # paused in the client, after a message of theirs
         self._held: deque[Message] = deque()
         self._hushed = False
         self._error: BaseException | None = None
@@ -109,7 +109,7 @@ class KafkaGroupConsumer(Closing):
             for message in messages:
                 self._deliver(message)
             if not messages and not self._has_news():
-                # What is incomplete holds back `positions()`: those would never pass its bound.
+                # An incomplete record holds back `positions()`, which would never pass its bound.
                 self._records += self._feed.torn(self._feed.read(self._starts, self._held))
             if not messages and (self._has_news() or time.monotonic() >= deadline):
                 return
@@ -127,17 +127,17 @@ class KafkaGroupConsumer(Closing):
             self._num_bytes += len(record.value)
 
     def _hold(self, message: Message) -> None:
-        """Keep it for later, and have no more of its partition fetched while that is not wanted.
+        """Keep a message for later, and stop fetching its partition while that is paused.
 
-        Only here is a partition paused in the client, for its fetching is under way now: a pause
-        or a resume beside an assignment can stop a partition for ever (librdkafka issue 5591).
+        A partition is paused in the client only here, where its fetching is under way: a pause or a
+        resume beside an assignment can stop a partition for ever (librdkafka issue 5591).
         """
         self._held.append(message)
         if self._hushed or message.partition in self._paused:
             self._stop({message.partition})
 
     def _release(self, max_records: int) -> None:
-        """Deliver what was held, except from paused partitions."""
+        """Deliver held messages, except from paused partitions."""
         held, self._held = self._held, deque()
         for message in held:
             if len(self._records) < max_records:
@@ -160,7 +160,7 @@ class KafkaGroupConsumer(Closing):
                 return
 
     def positions(self) -> Mapping[Partition, int]:
-        """For each assigned partition the offset up to which everything was delivered."""
+        """Return, for each assigned partition, the offset up to which everything was delivered."""
         return self._feed.delivered(self._starts, self._held) if self._starts else {}
 
     def pause(self, partitions: frozenset[Partition]) -> None:
@@ -188,13 +188,14 @@ class KafkaGroupConsumer(Closing):
         self._before_revoked = call
 
     def check_owns(self, partitions: Set[Partition]) -> None:
-        """Whether these are ours as of the last poll, and that was not too long ago.
+        """Check that these partitions are ours as of the last poll, and that the poll is recent.
 
-        The broker checks member and epoch, never who owns a partition; and from a client that left
-        for want of polls it takes positions as if from an administrator, if the group is empty.
+        The broker checks member and epoch, never the owner of a partition; and it takes
+        positions from a client that left for want of polls as an administrator's, if the group is
+        empty.
 
         Raises:
-            AbortedError: they are not, or we may have left.
+            AbortedError: a partition is not ours, or we may have left the group.
         """
         foreign = sorted(str(partition) for partition in partitions - self._starts.keys())
         if foreign:
@@ -207,14 +208,14 @@ class KafkaGroupConsumer(Closing):
             )
 
     def group_metadata(self) -> Any:  # noqa: ANN401
-        """Member and epoch, for a transaction that has just begun."""
+        """Return member and epoch, for a transaction that has just begun."""
         return self._client.consumer_group_metadata()
 
     # An exception inside a callback would reach us as a SystemError without its cause.
 
     def _on_assign(self, _client: object, tps: list[Any]) -> None:
         if self._closed:
-            return  # a question to the broker would not be answered any more
+            return  # the broker would not answer a request any more
         try:
             self._start(tps)
         except Exception as err:  # noqa: BLE001  (raised after the poll)
@@ -234,7 +235,7 @@ class KafkaGroupConsumer(Closing):
         self._starts |= {partition: at.offset for partition, at in committed.items()}
 
     def _committed(self, tps: list[Any]) -> dict[Partition, Committed]:
-        """Stable positions. A predecessor's open transaction is waited for."""
+        """Return stable positions; wait for a predecessor's open transaction."""
         deadline = time.monotonic() + self._stable_s
         doing = (
             f"asking for the committed offsets of {', '.join(str(self._feed.ours(t)) for t in tps)}"
@@ -250,7 +251,7 @@ class KafkaGroupConsumer(Closing):
         return {self._feed.ours(tp): self._start_of(tp) for tp in found}
 
     def _start_of(self, tp: Any) -> Committed:  # noqa: ANN401
-        """Where to begin, by what the group committed; by the log, where that is behind its end."""
+        """Return the start: the group's position; by the log, if it is none or past the end."""
         at, partition = committed_at(tp), self._feed.ours(tp)
         if at is None:
             return Committed(offset=self._range(partition)[0])
@@ -262,22 +263,25 @@ class KafkaGroupConsumer(Closing):
         deadline = time.monotonic() + self._stable_s
         doing = f"asking for beginning and end of {partition}"
         ask = lambda: self._feed.range(partition)  # noqa: E731
-        return until(deadline, ask, doing, self._feed.bootstrap, UNTOLD)
+        return until(deadline, ask, doing, self._feed.bootstrap, NOT_YET_KNOWN)
 
     def _on_revoke(self, client: object, tps: list[Any]) -> None:
-        """Another member waits for these until we return, so what we commit now is not too late.
+        """Let the role commit the revoked partitions' positions; their next member waits for us.
 
-        Nor is it too early: a member that was dropped meanwhile keeps its old epoch, which the
-        broker refuses, and joins anew only after this.
+        A member that the group has dropped cannot commit by mistake: it keeps its old epoch, which
+        the broker refuses, until it joins anew after this.
         """
         try:
-            self._tell({self._feed.ours(tp) for tp in tps})
+            self._announce({self._feed.ours(tp) for tp in tps})
         except Exception as err:  # noqa: BLE001  (raised after the poll)
             self._error = self._error or err
         self._on_lost(client, tps)
 
-    def _tell(self, gone: Set[Partition]) -> None:
-        """Not of what this poll brought or took before: of that the role has old positions."""
+    def _announce(self, gone: Set[Partition]) -> None:
+        """Call `before_revoked`, but not for partitions that this poll assigned or revoked before.
+
+        The role's positions of those are old.
+        """
         leaving = (gone & self._starts.keys()) - self._assigned.keys() - self._revoked
         if leaving and self._before_revoked is not None and not self._closed:
             self._before_revoked(leaving)
@@ -295,13 +299,13 @@ class KafkaGroupConsumer(Closing):
         self._held = deque(held for held in self._held if held.partition not in gone)
 
     def _check_served(self) -> None:
-        """Whether the group took back what it gave us and would not tell a position of.
+        """Check that the group took back the partitions that it gave us without a position.
 
-        A group that came back with its broker may know this member after all: then nothing is
-        lost, the partitions stay ours, and nobody reads them.
+        A group that came back with its broker may know this member after all: then it never revokes
+        the partitions, they stay ours, and nobody reads them.
 
         Raises:
-            BrokerError: it did not; whoever starts again is another member.
+            BrokerError: the group did not; a restarted process is another member.
         """
         if not self._unserved:
             return
@@ -330,10 +334,10 @@ class KafkaGroupConsumer(Closing):
 
 
 def stable(client: Any, tps: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
-    """The group's offsets; waits for pending ones, for the client reads read_committed.
+    """Return the group's offsets; wait for pending ones, for the client reads read_committed.
 
     Raises:
-        KafkaException: also where the error lies in a single partition's answer.
+        KafkaException: also for an error in a single partition's answer.
     """
     found: Sequence[Any] = client.committed(list(tps), timeout=ASK_S)
     for tp in found:
@@ -343,11 +347,11 @@ def stable(client: Any, tps: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
 
 
 def committed_at(tp: Any) -> Committed | None:  # noqa: ANN401
-    """The client's answer as ours; None without a commit."""
+    """Return the client's answer as `Committed`; None without a commit."""
     if tp.offset < 0:
         return None
-    # confluent-kafka writes a NUL after the metadata that other clients see, and of theirs it reads
-    # on to the next one, whatever lies there.
+    # confluent-kafka writes a NUL after its metadata, which other clients see; after theirs, it
+    # reads on to the next NUL, whatever lies there.
     try:
         metadata = (tp.metadata or "").rstrip("\0")
     except UnicodeDecodeError:

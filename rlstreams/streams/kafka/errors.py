@@ -1,4 +1,4 @@
-"""Table of Kafka errors and what each means for us, so that no caller reads error codes.
+"""Table of Kafka errors and their meaning for us, so that no caller reads error codes.
 
 Transactions follow librdkafka's contract (`KafkaError.retriable`, `txn_requires_abort`, `fatal`):
 retriable means the same call again, never a new transaction instead.
@@ -23,11 +23,11 @@ from rlstreams.streams.log.errors import (
 
 T = TypeVar("T")
 
-# A connection that comes and goes, a coordinator that moves: gone by itself, or an outage.
+# Connections that come and go, coordinators that move: they pass by themselves, or are an outage.
 NOISE = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._DESTROY_BROKER,  # it answers under another name, or is not named any more
+        KafkaError._DESTROY_BROKER,  # a node answers under another name, or is not named any more
         KafkaError._TRANSPORT,
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,
@@ -55,10 +55,11 @@ NO_TOPIC = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-# Of a partition's offsets: without a leader, as between a broker's death and its return, the client
-# says of a partition that it does not know it. A topic that is gone is told with the messages.
-UNTOLD = NOISE | NO_TOPIC
-# Told about in other ways (callbacks, positions).
+# Errors for which a request for a partition's offsets is repeated: without a leader, as between a
+# broker's death and its return, the client does not know the partition. A topic that is gone is
+# reported among the messages.
+NOT_YET_KNOWN = NOISE | NO_TOPIC
+# Reported in other ways (callbacks, positions).
 IGNORED = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
 _FENCED = frozenset(
     {
@@ -74,7 +75,7 @@ _REFUSED = NO_TOPIC | {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 }
-# Aborted because of what one of its records is.
+# Aborted because one of its records can never be written.
 _UNFIT = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -86,12 +87,12 @@ _UNFIT = frozenset(
 
 
 def error_of(exception: KafkaException) -> Any:  # noqa: ANN401  (KafkaError has no stubs)
-    """The `KafkaError` that the client's exception carries."""
+    """Return the `KafkaError` that the client's exception carries."""
     return exception.args[0]
 
 
 def broker_error(error: Any, doing: str, bootstrap: str) -> BrokerError:  # noqa: ANN401
-    """The broker refused: who, what, why, and what to do where we know it."""
+    """Return the error for a refusal of the broker, with a cure where we know one."""
     hint = ""
     if error.code() in _NO_PROTOCOL:
         hint = "; it needs group.protocol=consumer (KIP-848): Apache Kafka 4.0 or newer"
@@ -99,7 +100,7 @@ def broker_error(error: Any, doing: str, bootstrap: str) -> BrokerError:  # noqa
 
 
 def lost_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa: ANN401
-    """Why this producer can't go on after an error that no abort cures."""
+    """Return the error that ends a producer after a failure that no abort cures."""
     said = f"{error.name()}: {error.str()}"
     if error.code() in _FENCED:
         return FencedError(
@@ -113,7 +114,7 @@ def lost_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa
 
 
 def aborted_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa: ANN401
-    """What to tell the caller of a transaction that was aborted."""
+    """Return the error for the caller of an aborted transaction."""
     said = f"transactional id {transactional_id}: aborted ({error.name()}: {error.str()})"
     if error.code() in _UNFIT:
         return RefusedError(f"{said}; one of its records can never be written")
@@ -123,7 +124,7 @@ def aborted_transaction(error: Any, transactional_id: str) -> StreamsError:  # n
 
 
 def unappended(error: Any) -> StreamsError:  # noqa: ANN401
-    """Why a record outside of transactions was not acknowledged."""
+    """Return the error for a record outside of transactions that was not acknowledged."""
     said = f"a record was not acknowledged ({error.name()}: {error.str()})"
     if error.code() in _UNFIT | _REFUSED:
         return RefusedError(f"{said}; it can never be written")
@@ -139,7 +140,7 @@ def until(
     bootstrap: str,
     passing: Set[int] = NOISE,
 ) -> T:
-    """`call()`, again while it fails with what passes and `deadline` (monotonic) is not past.
+    """Return `call()`; repeat it after `passing` errors until `deadline` (monotonic).
 
     Raises:
         BrokerError: another error, or the deadline.
@@ -151,23 +152,23 @@ def until(
             error = error_of(err)
             if error.code() not in passing or time.monotonic() >= deadline:
                 raise broker_error(error, doing, bootstrap) from err
-        except TimeoutError as err:  # of a future: this process slept, and its client with it
+        except TimeoutError as err:  # a future's: this process slept, and its client with it
             if time.monotonic() >= deadline:
                 raise BrokerError(f"Kafka at {bootstrap}: {doing}: no answer in time") from err
         time.sleep(0.05)
 
 
 def is_silence(error: BrokerError) -> bool:
-    """Whether nobody answered as a broker does, which a client does not tell from a pause."""
+    """Whether nothing answered as a broker, which a client cannot distinguish from a pause."""
     cause = error.__cause__
     silent = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE)
     return isinstance(cause, KafkaException) and error_of(cause).code() in silent
 
 
 class Login:
-    """Whether the broker refuses who we say to be: no other question would fare better.
+    """Memory of a login that the broker refused: no other request would fare better.
 
-    The client tells it beside its calls, which time out as if nobody were there.
+    The client reports it beside its calls, which time out as if no broker were there.
     """
 
     def __init__(self, bootstrap: str) -> None:
@@ -175,14 +176,14 @@ class Login:
         self._refused = ""
 
     def seen(self, error: Any) -> None:  # noqa: ANN401
-        """The client reported `error`."""
+        """Note an error that the client reported."""
         if error.code() == KafkaError._AUTHENTICATION:
             self._refused = error.str()
 
     def check(self) -> None:
         """
         Raises:
-            BrokerError: it does.
+            BrokerError: the broker refuses our login.
         """
         if self._refused:
             raise BrokerError(
@@ -193,7 +194,7 @@ class Login:
 
 
 class Outage:
-    """Since when the broker has not answered; silence of a broker that is up is no outage."""
+    """Time since which the broker has not answered; silence of a broker that is up is no outage."""
 
     def __init__(self, bootstrap: str, outage_s: float) -> None:
         self._bootstrap = bootstrap
@@ -202,21 +203,21 @@ class Outage:
         self._login = Login(bootstrap)
 
     def seen(self, error: Any) -> None:  # noqa: ANN401
-        """The client reported `error` beside the stream."""
+        """Note an error that the client reported beside the stream."""
         self._login.seen(error)
         if self._since is None and error.code() in NOISE:
             self._since = time.monotonic()
 
     def over(self) -> None:
-        """The broker answered."""
+        """Note that the broker answered."""
         self._since = None
 
     def check(self, probe: Callable[[], object]) -> None:
-        """Ask with `probe` once the outage lasts too long.
+        """Probe the broker once the outage lasts too long.
 
         Raises:
-            BrokerError: the broker has been silent for `outage_s` and is so still; or it refuses
-                our login.
+            BrokerError: the broker has been silent for `outage_s` and still is; or it refuses our
+                login.
         """
         self._login.check()
         if self._since is None or time.monotonic() - self._since < self._outage_s:

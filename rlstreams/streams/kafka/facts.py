@@ -34,7 +34,7 @@ class Copies:
     """The nodes that hold a partition."""
 
     assigned: tuple[int, ...]
-    in_sync: tuple[int, ...]  # those that have all that was acknowledged
+    in_sync: tuple[int, ...]  # nodes that have every acknowledged record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TopicFacts:
     """A topic as the broker has it."""
 
     partitions: int
-    settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that it has
+    settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that the topic has
     num_records: int = 0  # ends minus beginnings: markers are counted, compaction is not
     copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
 
@@ -52,12 +52,12 @@ class BrokerFacts:
     """A cluster as it describes itself."""
 
     brokers: frozenset[int]  # nodes that are alive
-    metadata_version: int  # highest level that it supports; 0: it does not say
+    metadata_version: int  # highest level that it supports; 0: not reported
     features: Mapping[str, int]  # levels in force
-    settings: Mapping[str, int]  # of the first broker; without what it does not know
+    settings: Mapping[str, int]  # of the first broker; without settings that it does not know
     topics: Mapping[str, TopicFacts]  # of the run, by their names in the table
     disk_free_bytes: int = -1  # of the fullest log folder; -1: the broker does not say
-    fenced: frozenset[int] = frozenset()  # nodes that the cluster knows and hears nothing of
+    fenced: frozenset[int] = frozenset()  # nodes that the cluster knows and that do not respond
 
     @property
     def assigned(self) -> frozenset[int]:
@@ -67,22 +67,22 @@ class BrokerFacts:
 
     @property
     def num_brokers(self) -> int:
-        """Alive."""
+        """Number of nodes that are alive."""
         return len(self.brokers)
 
     @property
     def release(self) -> str:
-        """Of Apache Kafka, as far as the level tells."""
+        """Release of Apache Kafka, by its metadata level."""
         level = self.metadata_version
         known = [release for newest, release in sorted(_RELEASES.items()) if newest >= level > 0]
         return known[0] if known else f"unknown (metadata.version {level})"
 
 
 def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS) -> BrokerFacts:
-    """Ask the broker.
+    """Ask the broker for its facts.
 
     Raises:
-        BrokerError: it cannot be reached, or refused.
+        BrokerError: the broker cannot be reached, or refused.
     """
     return asked(bootstrap, options, lambda admin: _facts(admin, run))
 
@@ -110,7 +110,7 @@ def _facts(admin: KafkaAdminClient, run: str) -> BrokerFacts:
 
 
 def topics_of(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
-    """Those of the run that exist, by their names in the table."""
+    """Return the existing topics of the run, by their names in the table."""
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
     found = {
         topic["name"]: {

@@ -1,6 +1,7 @@
 """Converts messages of one confluent consumer to our records: names, errors, parts and positions.
 
-The group consumer and the reader differ in who chooses partitions; this is what they share.
+The group consumer gets its partitions from the group, the reader from its caller; both read by a
+`Feed`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from rlstreams.streams.kafka.errors import (
     IGNORED,
     NO_TOPIC,
     NOISE,
+    NOT_YET_KNOWN,
     OFFSET_GONE,
-    UNTOLD,
     Outage,
     broker_error,
     error_of,
@@ -25,17 +26,16 @@ from rlstreams.streams.log.errors import OffsetGoneError, StreamsError, TopicMis
 from rlstreams.streams.log.parts import Assembler, Message, RecordKey
 from rlstreams.streams.log.record import Partition, RawRecord
 
-ASK_S = 10.0  # one question to the broker
-# One that is asked again anyhow, on the way: whoever polls waits for it.
-SOON_S = 1.0
+ASK_S = 10.0  # longest wait for one answer of the broker
+SOON_S = 1.0  # the same for a request that is repeated anyhow: polls wait for it
 SLICE_S = 0.2  # the client doesn't see signals while it waits
-# How long a record may be incomplete before we ask whether it ever will be whole. The answer is
-# right at any time; this only spares the question where the rest is on its way.
+# Time for which a record may be incomplete before we ask whether it can become whole. The answer is
+# right at any time; the pause only saves the request where the rest is on its way.
 TORN_S = 0.1
 
 
 class Feed:
-    """What `consumer` reads, as records of the run `run`."""
+    """The messages that `consumer` reads, as records of the run `run`."""
 
     def __init__(self, consumer: Any, run: str, bootstrap: str, outage: Outage) -> None:  # noqa: ANN401
         self.consumer = consumer
@@ -43,25 +43,25 @@ class Feed:
         self.bootstrap = bootstrap
         self._prefix = f"{run}."
         self._outage = outage
-        # By incomplete record: since when, and the end of the log that must have brought the rest.
+        # By incomplete record: first seen at, and the end of the log that must bring the rest.
         self._waiting: dict[RecordKey, tuple[float, int | None]] = {}
 
     def ours(self, tp: Any) -> Partition:  # noqa: ANN401
-        """The client's partition, without the run's prefix."""
+        """Return the client's partition, without the run's prefix."""
         return Partition(tp.topic.removeprefix(self._prefix), tp.partition)
 
     def theirs(self, partition: Partition, offset: int | None = None) -> Any:  # noqa: ANN401
-        """The partition as the client names it."""
+        """Return the partition as the client names it."""
         topic = self._prefix + partition.topic
         if offset is None:
             return TopicPartition(topic, partition.number)
         return TopicPartition(topic, partition.number, offset)
 
     def fetch(self, limit: int, timeout_s: float) -> tuple[list[Message], StreamsError | None]:
-        """At most `limit` messages: waits for the first, takes the rest as far as it is there.
+        """Return at most `limit` messages: wait for the first, take others that are there.
 
-        An error comes beside the messages that were read before it: they are out of the client's
-        queue and would be lost otherwise.
+        An error comes with the messages that were read before it, which would otherwise be lost:
+        they are out of the client's queue.
         """
         first = self.consumer.poll(max(0.0, min(timeout_s, SLICE_S)))
         if first is None:
@@ -90,7 +90,7 @@ class Feed:
         )
 
     def _meaning(self, message: Any) -> StreamsError | None:  # noqa: ANN401
-        """What an error event says; None for what passes by itself or is told otherwise."""
+        """Return the error of an event; None: it passes by itself, or is reported otherwise."""
         error = message.error()
         code = error.code()
         if code in IGNORED:
@@ -108,7 +108,7 @@ class Feed:
         return broker_error(error, f"reading {message.topic() or 'its topics'}", self.bootstrap)
 
     def gone(self, partition: Partition, offset: int) -> OffsetGoneError:
-        """The error that names the offset asked for and the range that is there."""
+        """Return the error that names the requested offset and the range that is there."""
         now = self._range_now(partition)
         there = f"has {now[0]} to {now[1]}" if now else "does not have it, nor say what it has"
         return OffsetGoneError(
@@ -117,10 +117,10 @@ class Feed:
         )
 
     def range(self, partition: Partition, timeout_s: float = ASK_S) -> tuple[int, int]:
-        """First offset and last stable offset. Never cached: the cache holds the high watermark.
+        """Return first offset and last stable offset. Never cached: that is the high watermark.
 
         Raises:
-            KafkaException: the broker does not say; `UNTOLD` passes.
+            KafkaException: no answer; errors of `NOT_YET_KNOWN` pass by themselves.
         """
         low, high = self.consumer.get_watermark_offsets(
             self.theirs(partition), timeout=timeout_s, cached=False
@@ -128,22 +128,23 @@ class Feed:
         return low, high
 
     def _range_now(self, partition: Partition) -> tuple[int, int] | None:
-        """`range`; None while nobody is there to say it. How long that may last, polls decide."""
+        """Return `range`; None while no broker answers. Polls limit how long that may last."""
         try:
             return self.range(partition, SOON_S)
         except KafkaException as err:
             error = error_of(err)
-            if error.code() not in UNTOLD:
+            if error.code() not in NOT_YET_KNOWN:
                 doing = f"asking for the offsets of {partition}"
                 raise broker_error(error, doing, self.bootstrap) from err
             self._outage.seen(error)
             return None
 
     def torn(self, position: Mapping[Partition, int]) -> Sequence[RawRecord]:
-        """Incomplete records whose missing parts cannot come any more, given up.
+        """Give up and return incomplete records whose missing parts cannot come any more.
 
-        All parts of a record become visible together, so those that we miss lie below the last
-        stable offset as it was after the parts that we saw. Read up to there, they do not exist.
+        All parts of a record become visible together, so the missing parts lie below the last
+        stable offset, asked for after the parts that we saw. If they were not read up to there,
+        they do not exist.
         """
         incomplete = self.assembler.incomplete()
         if not incomplete and not self._waiting:
@@ -151,11 +152,11 @@ class Feed:
         now_s = time.monotonic()
         waiting = {key: self._waiting.get(key, (now_s, None)) for key in incomplete}
         torn = []
-        is_told = True
+        is_answered = True
         for key, (since_s, bound) in tuple(waiting.items()):
             if bound is None and now_s - since_s > TORN_S:
-                now = self._range_now(key.partition) if is_told else None
-                is_told = now is not None  # or each record would wait for its own answer
+                now = self._range_now(key.partition) if is_answered else None
+                is_answered = now is not None  # or each record would wait for its own answer
                 waiting[key] = (since_s, now[1] if now else None)
             elif bound is not None and position.get(key.partition, -1) >= bound:
                 del waiting[key]
@@ -164,12 +165,12 @@ class Feed:
         return torn
 
     def reached(self, starts: Mapping[Partition, int]) -> dict[Partition, int]:
-        """The client's next offset by partition; steps over markers and aborted records.
+        """Return the client's next offset by partition; it steps over markers and aborted records.
 
         Args:
-            starts: where each partition began: before its first message the client knows nothing.
+            starts: first offset of each partition: before its first message the client knows none.
         """
-        # In the order in which it was asked.
+        # The client answers in the order of the request.
         found = self.consumer.position([self.theirs(partition) for partition in starts])
         return {
             partition: start if tp.offset < start else tp.offset
@@ -179,7 +180,7 @@ class Feed:
     def read(
         self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
     ) -> dict[Partition, int]:
-        """Up to where everything was taken in, into whole or incomplete records: without `held`."""
+        """Return the offsets up to which every message but `held` is in a record, whole or not."""
         positions = self.reached(starts)
         for message in held:
             partition = message.partition
@@ -189,7 +190,7 @@ class Feed:
     def delivered(
         self, starts: Mapping[Partition, int], held: Iterable[Message] = ()
     ) -> dict[Partition, int]:
-        """Up to where everything was delivered: `read`, less what is incomplete."""
+        """Return the offsets up to which all was delivered: `read`, less incomplete records."""
         positions = self.read(starts, held)
         for partition in {key.partition for key in self.assembler.incomplete()} & starts.keys():
             first = self.assembler.first_offset(partition)

@@ -1,9 +1,9 @@
-"""Transactions that stand open in a run's topics, whatever the clocks of hosts say.
+"""Transactions that stand open in a run's topics, whatever the hosts' clocks.
 
-The broker tells when a producer wrote last by that producer's own clock. Held against ours alone,
-a host whose clock is behind would have a transaction that hangs with every commit. So we look
-twice, by our clock, and take for open what was open both times and unchanged. A clock that is ahead
-makes a transaction seem younger: it is named that much later.
+The broker reports a producer's last write by that producer's own clock. By our clock alone, every
+commit of a host whose clock is behind would look like a hanging transaction. So we look twice, by
+our clock, and report transactions that were open both times and unchanged. A clock that is ahead
+makes a transaction seem younger: it is reported that much later.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class OpenTransaction:
     producer_epoch: int = 0
     first_offset: int
     written_at_ms: int = 0  # its producer's last write there, by the producer's clock
-    transactional_id: str = ""  # as the coordinator knows it; empty: it knows none
+    transactional_id: str = ""  # of its coordinator; "": the coordinator knows none
 
     @property
     def age_s(self) -> float:
-        """Since it was written to last, by our clock."""
+        """Seconds since its producer's last write, by our clock."""
         return max(0.0, time.time() - self.written_at_ms / 1000)
 
 
@@ -49,11 +49,12 @@ def open_transactions(
     older_than_s: float | None = None,
     watch_s: float = WATCH_S,
 ) -> tuple[OpenTransaction, ...]:
-    """Open transactions in the run's topics, each with whose it is and how long it has stood.
+    """Return open transactions in the run's topics, each with its producer and its last write.
 
     Args:
-        older_than_s: only those that seem to be; None: all.
-        watch_s: without those that end, or are added to, within it; spent only where there is one.
+        older_than_s: only transactions that seem older; None: all.
+        watch_s: time within which a transaction that ends, or grows, is left out; it is waited for
+            only if there is one.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -62,7 +63,7 @@ def open_transactions(
         held = bus.held()
     if not held:
         return ()
-    from kafka import TopicPartition  # 0.2 s, for what the other client cannot ask
+    from kafka import TopicPartition  # 0.2 s; the other client has no such request
 
     from rlstreams.streams.kafka.admin_ask import asked
 
@@ -78,8 +79,9 @@ def standing(
     *,
     older_than_s: float,
 ) -> tuple[str, ...]:
-    """Transactional ids of this prefix whose transaction was begun longer ago and has not ended, by
-    the clock of the broker that coordinates it. Asked with the rights to these ids alone.
+    """Return transactional ids of this prefix whose open transaction is older than `older_than_s`.
+
+    The age is by the clock of the coordinating broker. The request needs rights to these ids alone.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -92,7 +94,7 @@ def standing(
         bootstrap,
         options,
         lambda admin: admin.list_transactions(
-            # The client would send an enumeration's name in full, which no state is called.
+            # The client would send an enumeration member's full name, which is no state's name.
             state_filters=[TransactionState.ONGOING.value],
             duration_filter_ms=1000 * older_than_s,
         ),
@@ -108,7 +110,7 @@ def open_in(
     older_than_s: float | None = None,
     watch_s: float = WATCH_S,
 ) -> tuple[OpenTransaction, ...]:
-    """See `open_transactions`; of partitions that hold more than is committed."""
+    """See `open_transactions`; `held`: partitions with records beyond the last stable offset."""
     latest_ms = float("inf") if older_than_s is None else (time.time() - older_than_s) * 1000
     before = {one for one in _look(admin, held) if one.written_at_ms < latest_ms}
     if not before:

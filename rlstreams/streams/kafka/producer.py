@@ -1,4 +1,4 @@
-"""One whole transaction at a time, and how it ended: committed, aborted or unknown."""
+"""One whole transaction at a time, and its outcome: committed, aborted or unknown."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from rlstreams.streams.log.errors import (
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
 
 _PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-_CALL_S = 5.0  # one try of a call, or what is left until the deadline; repeated until then
+_CALL_S = 5.0  # longest wait of one try of a call, which is repeated until the deadline
 _ABORT_S = 10.0
-# Beyond a commit's own deadline, in which an abort may end. A call that ignores its own timeout
+# Time beyond a commit's own deadline in which an abort may end. A call that ignores its own timeout
 # (librdkafka issue 5456) is left to its thread: an unknown outcome ends the process anyway.
 _STUCK_S = 15.0
-# The client's word for "duplicate": what we had sent never before may be missing from the log.
+# The client reports a duplicate so; a record that we had never sent before may then be missing.
 _UNPLACED = "the broker acknowledged a record without an offset, it may be missing from the log"
 
 
@@ -42,7 +42,7 @@ class KafkaProducer(Closing):
         client: a transactional confluent producer, initialised.
         run: prefix of topics.
         transactional_id: with its prefix, for messages.
-        commit_s: how long one commit may take.
+        commit_s: longest time of one commit.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KafkaProducer(Closing):
         self._prefix = f"{run}."
         self._id = transactional_id
         self._commit_s = commit_s
-        self._sending: Reports | None = None  # of the transaction that was begun last
+        self._sending: Reports | None = None  # of the last transaction
         self._ended: StreamsError | None = None
         self._started: KafkaCommit | None = None
         self._closed = False
@@ -81,11 +81,11 @@ class KafkaProducer(Closing):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> KafkaCommit:
-        """See `Producer`; what waits for the broker does so on a thread of its own.
+        """See `Producer`; waits for the broker run on a thread of their own.
 
-        The records are handed to the client before this returns: beside the role's thread that
-        would cost both of them the interpreter's lock with every record. Without records and
-        positions nothing is sent, which proves nothing about who owns the id.
+        The records are handed to the client before this returns: in a thread beside the role's,
+        each record would cost both threads the interpreter's lock. Without records and positions
+        nothing is sent, which proves nothing about the owner of the id.
         """
         if self._ended is not None:
             raise self._ended
@@ -118,7 +118,7 @@ class KafkaProducer(Closing):
 
     @contextmanager
     def _judged(self) -> Iterator[None]:
-        """What the client raises inside, as how the transaction ended."""
+        """Turn the client's errors inside the block into the transaction's outcome."""
         try:
             yield
         except KafkaException as err:
@@ -130,13 +130,13 @@ class KafkaProducer(Closing):
     def _open(
         self, sending: Reports, records: Iterable[Outgoing], member: KafkaGroupConsumer | None
     ) -> Any:  # noqa: ANN401
-        """Begin, and hand all records to the client; returns the member's metadata."""
+        """Begin a transaction, and hand all records to the client; return the member's metadata."""
         self._sending = sending
         reach(CrashPoint.BEGIN_BEFORE)
         self._client.begin_transaction()
         reach(CrashPoint.BEGIN_AFTER)
-        # Taken once, before anything else: a poll in between could renew it for partitions
-        # that another member owns by then.
+        # Taken once, before all else: a poll in between could renew it, while another member owns
+        # the partitions by then.
         metadata = member.group_metadata() if member is not None else None
         sending.send(records)
         reach(CrashPoint.SEND_AFTER)
@@ -149,7 +149,7 @@ class KafkaProducer(Closing):
         metadata: Any,  # noqa: ANN401
         deadline: float,
     ) -> None:
-        """Positions, then the commit, if the reports show that all of it is in the log."""
+        """Send positions, then commit, if the reports show every record in the log."""
         if metadata is not None:
             offsets = [
                 TopicPartition(self._prefix + p.topic, p.number, at.offset, at.metadata)
@@ -170,7 +170,7 @@ class KafkaProducer(Closing):
             raise OutcomeUnknownError(f"transactional id {self._id}: {_UNPLACED}")
 
     def _retracted(self) -> StreamsError:
-        """Abort although nothing failed: of a record the log may have nothing, or two."""
+        """Abort although nothing failed: the log may lack a record, or have it twice."""
         reason = self._abort()
         if reason is not None:
             return lost_transaction(reason, self._id)
@@ -193,7 +193,7 @@ class KafkaProducer(Closing):
                 return
 
     def _again(self, call: Callable[[float], object], deadline: float) -> None:
-        """The same call while its error is retriable; never another one instead.
+        """Repeat the same call while its error is retriable; never call another one instead.
 
         Args:
             call: takes the seconds after which this try gives up.
@@ -219,11 +219,11 @@ class KafkaProducer(Closing):
         )
 
     def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
-        """Abort if that is possible, and say how the transaction ended."""
+        """Abort if that is possible; return the error that names the transaction's outcome."""
         reported = self._sending.error if self._sending is not None else None
-        cause = reported or error  # before the abort purges what is left
+        cause = reported or error  # read before the abort purges the queue
         if cause.code() in _PURGED:
-            cause = error  # thrown out of the queue because of what befell another record
+            cause = error  # a purged record's report: another record is the cause
         if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
             # After a fatal error the abort fails too, with the reason that the first one lacks.
             reason = self._abort()
@@ -234,7 +234,7 @@ class KafkaProducer(Closing):
         return self._ended
 
     def _abort(self) -> Any:  # noqa: ANN401
-        """None once aborted, else the error that prevents it."""
+        """Abort; return None once that is done, else the error that prevents it."""
         try:
             self._again(self._client.abort_transaction, time.monotonic() + _ABORT_S)
         except KafkaException as err:
@@ -248,8 +248,8 @@ class KafkaProducer(Closing):
         if self._closed:
             return
         self._closed = True
-        # The client's close() tries to abort, which a producer that has ended cannot do: it is
-        # only let go of, and its connections end with it. So is one whose commit is under way.
+        # The client's close() tries to abort, which an ended producer cannot do: we only drop the
+        # reference, and its connections end with it. The same holds while a commit is under way.
         is_free = self._ended is None and not self._is_busy
         client, self._client = self._client, None
         if is_free:
@@ -257,14 +257,14 @@ class KafkaProducer(Closing):
 
 
 def _left_s(deadline: float) -> float:
-    """Seconds for one try. Never 0, which the client takes for a question without a wait."""
+    """Return seconds for one try. Never 0, with which the client would not wait at all."""
     return min(_CALL_S, max(0.01, deadline - time.monotonic()))
 
 
 def _member(
     consumed: Mapping[Partition, Committed], consumer: GroupConsumer | None
 ) -> KafkaGroupConsumer | None:
-    """The member whose positions these are; it checks that they still are."""
+    """Return the member that these positions belong to, after its check that they still do."""
     if not consumed:
         return None
     if not isinstance(consumer, KafkaGroupConsumer):
@@ -274,11 +274,11 @@ def _member(
 
 
 def _serve(call: Callable[[], object]) -> None:
-    """A call that serves the client's callbacks.
+    """Make a call that serves the client's callbacks.
 
-    A producer that was fenced meanwhile has a fatal error to raise from there, and the binding at
-    times loses it on the way (`SystemError`, without a cause). The next transactional call raises
-    it again, so nothing is missed.
+    A producer that was fenced meanwhile raises a fatal error there, and the binding at times loses
+    that on the way (`SystemError`, without a cause). The next transactional call raises the error
+    again, so nothing is missed.
     """
     with suppress(SystemError):
         call()
@@ -288,16 +288,16 @@ class KafkaCommit:
     """The port `Commit` on Kafka: the role continues while the broker settles the transaction.
 
     Args:
-        commit: what waits for the broker; keeps to `commit_s` by itself, as far as the client does.
+        commit: waits for the broker; keeps to `commit_s` by itself, as far as the client does.
         transactional_id: for messages.
-        commit_s: how long it may take.
+        commit_s: longest time of the commit.
     """
 
     def __init__(self, commit: Callable[[], None], transactional_id: str, commit_s: float) -> None:
         self._id = transactional_id
         self._deadline = time.monotonic() + commit_s + _STUCK_S
         self._answer: Future[None] = Future()
-        # A daemon: one that never returns must not keep the process.
+        # A daemon: a commit that never returns must not keep the process alive.
         threading.Thread(target=self._run, args=(commit,), name="commit", daemon=True).start()
 
     def _run(self, commit: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Whether anything listens where a broker is said to be; asked before a client, and without one."""
+"""The check that something listens at a broker's address, made before and without a client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOT_KAFKA = (
 
 
 def refuse_silence(bootstrap: str) -> None:
-    """One of the addresses takes a connection.
+    """Check that one of the addresses takes a connection.
 
-    Asked before the client, which tries a dead address for all of its timeout and then leaves its
+    Call it before a client, which tries a dead address for all of its timeout and then leaves its
     socket open.
 
     Raises:
-        BrokerError: none does.
+        BrokerError: no address takes one.
     """
     problems = []
     for address in map(str.strip, bootstrap.split(",")):

@@ -11,7 +11,7 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler
 from rlstreams.streams.log.record import Partition, RawRecord
 
-# A seek takes effect in the client's own time; until then it answers with its old position.
+# A seek takes effect some time later; until then the client answers with its old position.
 _SEEK_S = 1.0
 
 
@@ -27,7 +27,7 @@ class KafkaReader(Closing):
         self._feed = feed
         self._on_read = on_read
         self._starts: dict[Partition, int] = {}
-        self._old: dict[Partition, int] = {}  # what the client said before the last seek
+        self._old: dict[Partition, int] = {}  # the client's positions before the last seek
         self._old_until_s = 0.0
         self._error: StreamsError | None = None
         self._closed = False
@@ -73,7 +73,7 @@ class KafkaReader(Closing):
         self._error = None
 
     def positions(self) -> Mapping[Partition, int]:
-        """Next offset to deliver by partition; steps over markers and aborted records."""
+        """Return the next offset to deliver by partition; it skips markers and aborted records."""
         if not self._starts:
             return {}
         found = self._feed.delivered(self._starts)

@@ -11,10 +11,10 @@ from rlstreams.streams.log.record import Outgoing, Position
 
 
 class Reports:
-    """The records of one transaction, each with its report.
+    """The records of one transaction, each with its delivery report.
 
     Args:
-        produce: of the client; waits while its queue is full.
+        produce: the client's method; waits while the client's queue is full.
         prefix: of topics.
     """
 
@@ -22,30 +22,30 @@ class Reports:
         self._produce = produce
         self._prefix = prefix
         self._found: list[Position | None] = []
-        self.error: Any = None  # what the client said of the first message that was refused
+        self.error: Any = None  # the client's error for the first refused message
 
     def send(self, records: Iterable[Outgoing]) -> None:
-        """Hand all of them to the client."""
+        """Hand all records to the client."""
         for record in records:
             self._found.append(None)
             self._send(len(self._found) - 1, record)
 
     @property
     def positions(self) -> list[Position]:
-        """Of the records that have a place in the log, in order."""
+        """Positions of the records that have a place in the log, in order."""
         return [position for position in self._found if position is not None]
 
     @property
     def is_whole(self) -> bool:
-        """Whether the reports prove that none is missing from the log."""
+        """Whether the reports prove that no record is missing from the log."""
         return None not in self._found
 
     def _send(self, index: int, record: Outgoing) -> None:
         def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
-            """Note the offset of part 0, or why there is none."""
+            """Note the offset of part 0, or the error."""
             if error is not None:
                 self.error = self.error or error
-            elif message.offset() is not None:  # None: taken for one that came before
+            elif message.offset() is not None:  # None: the broker took it for a duplicate
                 place = message.partition(), message.offset()
                 self._found[index] = Position(record.topic, *place)
 

@@ -1,7 +1,7 @@
-"""The lineage of one sample: prompt, attempts, scores, the step it was in, who used the result.
+"""The lineage of one sample: prompt, attempts, scores, its step, and the loads of its version.
 
-A fold over all topics of a run: `apply` takes records in any order between topics, `lineage` is
-what is known of a sample by then. Only the samples that were asked for are kept, so the memory does
+A fold over all topics of a run: `apply` takes records in any order between topics, `lineages`
+returns the samples' records read so far. Only the requested samples are kept, so the memory does
 not grow with the run.
 """
 
@@ -39,7 +39,7 @@ _GROUP = re.compile(r"\d+|e\d+-\d+")
 
 
 class SampleId(NamedTuple):
-    """Who a sample is; written `GROUP/SAMPLE`."""
+    """The identity of a sample, written `GROUP/SAMPLE`."""
 
     group_id: str
     sample: int
@@ -49,7 +49,7 @@ class SampleId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `12/3` or `e40-7/0`.
+        """Parse `12/3` or `e40-7/0`.
 
         Raises:
             ValueError: text of another form.
@@ -74,17 +74,17 @@ class TrainedIn:
     ref: SampleRef
     index: int  # in the batch, from 0
     micro_batch: int  # from 0
-    masked: Mapping[int, int]  # segment: staleness, of those that were left out of the loss
+    masked: Mapping[int, int]  # staleness by segment, of segments left out of the loss
 
     @property
     def base_version(self) -> int:
-        """The version that was trained: staleness counts from it."""
+        """The version that the step trained: staleness counts from it."""
         return self.step.policy_version - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What made a version."""
+    """The step that made a version."""
 
     step: int  # 0: the model that the run began with
     weight_hash: str  # as the ledger has it; "": not in this log
@@ -93,7 +93,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """The group closed without being trained."""
+    """The drop that closed a group without training it."""
 
     group: DroppedGroup
     position: Position
@@ -102,37 +102,37 @@ class Drop:
 
 @dataclass(slots=True, kw_only=True)
 class Lineage:
-    """One sample from prompt to policy; of each topic its first record counts."""
+    """One sample from prompt to policy; its first record in each topic counts."""
 
     sample: SampleId
     outcome: Outcome = Outcome.UNKNOWN
-    after: str = str(Outcome.UNKNOWN)  # the same with where or why
+    after: str = str(Outcome.UNKNOWN)  # the outcome with its step or reason
     prompt: Record[Prompt] | None = None
     trajectory: Record[Trajectory] | None = None
     scored: Record[ScoredTrajectory] | None = None
-    copies: tuple[Position, ...] = ()  # later records of the same sample: nobody uses them
+    copies: tuple[Position, ...] = ()  # later records of the same sample, which nobody uses
     letters: tuple[Record[DeadLetter], ...] = ()
     trained: TrainedIn | None = None
     absent: str = ""  # why the group's step left the sample out
     dropped: Drop | None = None
     replaced_by: str = ""  # the group issued in this one's place
-    loads: Mapping[str, PolicyLoaded] = field(default_factory=dict)  # that its tokens name, by id
+    loads: Mapping[str, PolicyLoaded] = field(default_factory=dict)  # named by its tokens, by id
     published: Mapping[int, PolicyPublished] = field(default_factory=dict)  # versions it touches
     made: Mapping[int, Made] = field(default_factory=dict)  # versions it touches
-    claim: TrainerStarted | None = None  # in force as it was sampled
-    redone: tuple[StepsRedone, ...] = ()  # that computed the step that trained it again
+    claim: TrainerStarted | None = None  # in force when it was sampled
+    redone: tuple[StepsRedone, ...] = ()  # redos of the step that trained it
     used_by: tuple[PolicyLoaded, ...] = ()  # first load of the version it helped make, by worker
 
     @property
     def rollout(self) -> Trajectory | None:
-        """The trajectory; where its own record is gone, the one that the scores carry."""
+        """The trajectory; where its record is gone, the trajectory that the scores carry."""
         if self.trajectory is not None:
             return self.trajectory.event
         return self.scored.event.trajectory if self.scored is not None else None
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What its records speak of and the log does not have: removed, or not recorded."""
+        """Records that the sample's records name and the log lacks: removed, or not recorded."""
         found = ["its prompt"] if self.prompt is None and self.rollout is not None else []
         if self.trajectory is None and self.scored is not None:
             found.append("its trajectory")
@@ -145,18 +145,18 @@ class Lineage:
 
 
 class LineageFold:
-    """Keeps what is said of the given samples.
+    """Keeps the records of the given samples.
 
     Args:
-        samples: whose lineage is wanted.
-        groups: groups of which every sample is wanted, however many there are.
+        samples: samples whose lineage is wanted.
+        groups: groups whose every sample is wanted.
     """
 
     def __init__(self, samples: Collection[SampleId], groups: Collection[str] = ()) -> None:
         self._lineages = {sample: Lineage(sample=sample) for sample in samples}
         self._whole = frozenset(groups)
         self.groups = self._whole | {sample.group_id for sample in samples}
-        """Groups whose records it needs of the topics that are keyed by group."""
+        """Groups whose records it needs from topics that are keyed by group."""
         self._folded = Samples(keeps=ALL, wants=self.groups)
         ledger = self._folded.ledger
         ledger.listen(on_step=self._step, on_drop=self._drop, on_redone=self._redone)
@@ -167,11 +167,11 @@ class LineageFold:
 
     @property
     def dropped_groups(self) -> frozenset[str]:
-        """Of its groups those that closed untrained: another group's prompt may name them."""
+        """Its groups that closed untrained: another group's prompt may name them in `replaces`."""
         return frozenset(self._drops)
 
     def apply(self, record: Record[Event]) -> None:
-        """Take one record; of other samples it is passed by."""
+        """Take one record; a record of another sample changes nothing."""
         event = record.event
         counts = self._folded.apply(event, record.position)
         if isinstance(event, PolicyLoaded):
@@ -184,7 +184,7 @@ class LineageFold:
                 _add(found, record, counts=counts)
 
     def lineages(self) -> list[Lineage]:
-        """Those that were asked for, in that order; then the others of whole groups."""
+        """Return the requested samples in their order, then the others of whole groups."""
         for lineage in self._lineages.values():
             self._weave(lineage)
         return [*self._lineages.values()]
@@ -223,7 +223,7 @@ class LineageFold:
         )
 
     def _weave(self, lineage: Lineage) -> None:
-        """Add what became of it, and the weights that it was made with and helped to make."""
+        """Add a sample's outcome, its weights, and the version that it helped to make."""
         lineage.dropped = self._drops.get(lineage.sample.group_id)
         if (group := self._folded.group(lineage.sample.group_id)) is not None:
             lineage.replaced_by = group.replaced_by
@@ -255,7 +255,7 @@ class LineageFold:
 
 
 def _add(known: Lineage, record: Record[Event], *, counts: bool) -> None:
-    """One more record about the sample; each dead letter is kept, of others the one that counts."""
+    """Add a record about the sample: every dead letter, and of other kinds the one that counts."""
     event, raw = record.event, record.raw
     if isinstance(event, DeadLetter):
         known.letters += (Record(event=event, raw=raw),)
@@ -284,7 +284,7 @@ def _trained(event: StepCompleted, position: Position, ref: SampleRef, index: in
 
 
 def _touched(lineage: Lineage) -> tuple[set[str], set[int]]:
-    """Load ids and versions that a sample's tokens and scores name."""
+    """Return load ids and versions that a sample's tokens and scores name."""
     names: set[str] = set()
     versions: set[int] = set()
     if (rollout := lineage.rollout) is not None:

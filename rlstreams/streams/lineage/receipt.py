@@ -1,9 +1,9 @@
-"""The receipt of a sample: for each span of its tokens what made it, and how that is known.
+"""The receipt of a sample: for each span of its tokens, the weights that made it, and the proof.
 
-A span is one segment. Of one that the policy sampled it names the version, the load that put those
-weights into the engine and how it was verified, and the record of `steps` that made the version;
-then who scored it under which weights. Beside the spans: what judged the sample, which step trained
-it, and what was done again. What the log does not have, or what contradicts it, is a problem.
+A span is one segment. For a span that the policy sampled, the receipt names the version, the load
+that put those weights into the engine and its verification, and the record of `steps` that made the
+version; then the worker and the weights that scored it. Beside the spans, it names the sample's
+grader, the step that trained it, and redos of that. Missing or contradicting records are problems.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.lineage.fold import Lineage, Made
 from rlstreams.streams.tokens import SAMPLED
 
-# How a load was verified, in words; by `PolicyLoaded.verified`.
+# Text on a load's verification, by `PolicyLoaded.verified`.
 VERIFIED: Mapping[str, str] = {
-    "weight_hash": "its hash was computed from what came",
+    "weight_hash": "its hash was computed from the received bytes",
     "transfer": "the server checked the sender's checksum on the way, not its own weights",
-    "": "written before it was told",
+    "": "not recorded by that release",
 }
 JUDGING = ("reward", "environment", "agent", "outcome")  # sections of a configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReceipt:
-    """How a worker came to hold a version."""
+    """The load by which a worker got a version."""
 
     load_id: str
     worker: str
@@ -49,7 +49,7 @@ class LoadReceipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReceipt:
-    """Who scored a span, under what."""
+    """The worker and the version that scored a span."""
 
     worker: str
     instance: str
@@ -71,13 +71,13 @@ class Span:
     made: Made | None = None
     load: LoadReceipt | None = None
     score: ScoreReceipt | None = None
-    staleness: int | None = None  # versions, of a trained one
+    staleness: int | None = None  # in versions, if it was trained
     masked: bool = False  # left out of the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """All of one sample."""
+    """The whole receipt of one sample."""
 
     sample: str
     outcome: str
@@ -89,11 +89,11 @@ class Receipt:
     judged_by: str = ""  # digest of settings, code and templates
     judge: Mapping[str, Any] = field(default_factory=dict)  # settings, of the claim in force
     code: Mapping[str, str] = field(default_factory=dict)  # hashes of files, of that claim
-    epoch: int = 0  # that claim's
-    trained: Mapping[str, Any] = field(default_factory=dict)  # step, where it lies, what it made
+    epoch: int = 0  # of that claim
+    trained: Mapping[str, Any] = field(default_factory=dict)  # step, its position, its version
     redone: tuple[Mapping[str, Any], ...] = ()  # times that this step was computed again
     copies: tuple[str, ...] = ()  # later records of it, which nobody uses
-    problems: tuple[str, ...] = ()  # what does not fit, or is not in this log
+    problems: tuple[str, ...] = ()  # contradictions, and records that are not in this log
 
     @property
     def is_proven(self) -> bool:
@@ -101,12 +101,12 @@ class Receipt:
         return not self.problems
 
     def as_json(self) -> dict[str, Any]:
-        """For `json.dumps`."""
+        """Return the receipt as a dict for `json.dumps`."""
         return asdict(self)
 
 
 def receipt(lineage: Lineage) -> Receipt:
-    """Of one sample, from its records."""
+    """Return the receipt of one sample, from its records."""
     rollout, trained = lineage.rollout, lineage.trained
     spans = tuple(_spans(lineage))
     if rollout is None:
@@ -218,10 +218,10 @@ def _problems(lineage: Lineage, spans: tuple[Span, ...]) -> Iterator[str]:
             yield f"{what}: what made version {span.policy_version} is not in this log"
             continue
         named = {"the sampler's": segment.weight_hash, "the load's": load and load.weight_hash}
-        for whose, found in named.items():
+        for source, found in named.items():
             if found and found != made.weight_hash:
                 yield (
-                    f"{what}: {whose} hash of version {span.policy_version} is {found[:12]}, the "
+                    f"{what}: {source} hash of version {span.policy_version} is {found[:12]}, the "
                     f"ledger's {made.weight_hash[:12]}"
                 )
         if load is not None and load.worker != rollout.worker:

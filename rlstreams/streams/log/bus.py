@@ -21,12 +21,15 @@ from rlstreams.streams.log.topics import Topic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polled:
-    """What one poll brought. Handle `revoked`, then `assigned`, then `records`."""
+    """Records and partition changes that one poll returned.
+
+    Handle `revoked`, then `assigned`, then `records`.
+    """
 
     records: Sequence[RawRecord] = ()
-    # Newly ours, with the group's position as a stable (no longer pending) commit left it.
+    # Newly assigned, with the group's position by its last stable (no longer pending) commit.
     assigned: Mapping[Partition, Committed] = field(default_factory=dict)
-    # No longer ours: forget their unfinished and their finished but uncommitted records.
+    # No longer assigned: forget their unfinished and their finished but uncommitted records.
     revoked: frozenset[Partition] = frozenset()
 
 
@@ -37,7 +40,7 @@ class Closing(Protocol):
         """Release connections; idempotent."""
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return the object itself."""
         return self
 
     def __exit__(
@@ -58,14 +61,14 @@ class GroupConsumer(Closing, Protocol):
     """
 
     def poll(self, max_records: int, timeout_s: float, *, max_bytes: int | None = None) -> Polled:
-        """Whole records, at most `max_records`; returns early with what is there.
+        """Return whole records, at most `max_records`; return early with those that are there.
 
         A partition's records come in order. With `max_records` 0 it only keeps the membership.
-        No more are fetched once their values hold `max_bytes`; what was fetched is delivered.
+        No more are fetched once their values hold `max_bytes`; fetched records are delivered.
         """
 
     def positions(self) -> Mapping[Partition, int]:
-        """For each assigned partition the offset up to which everything was delivered.
+        """Return, for each assigned partition, the offset up to which everything was delivered.
 
         Offsets of markers and aborted records below it count as delivered. The offsets of parts
         whose record is not whole yet do not: the position stays at the first of them.
@@ -75,8 +78,8 @@ class GroupConsumer(Closing, Protocol):
         """Deliver nothing from exactly these until called again; keeps the membership."""
 
     def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
-        """Register `call`: where to begin in a partition whose committed position, which it gets,
-        lies behind the end of the log. Without it such a position is an error of a poll."""
+        """Register `call`, which returns the start of a partition whose committed position, its
+        argument, lies behind the log's end. Without it such a position is an error of a poll."""
 
     def before_revoked(self, call: Callable[[Set[Partition]], None]) -> None:
         """Register `call`, which gets partitions that will go to another member while still ours.
@@ -84,7 +87,7 @@ class GroupConsumer(Closing, Protocol):
         It may commit their positions: no member gets them before it returns. A poll calls it before
         `Polled.revoked` names them, and only with partitions that earlier polls reported as
         assigned. It is not called for partitions that are lost (the group dropped this member) or
-        left by `close`. What it raises, the poll raises.
+        left by `close`. The poll passes on its exceptions.
         """
 
 
@@ -92,7 +95,7 @@ class Reader(Closing, Protocol):
     """Reads committed records of given partitions from given offsets; no group, no commits."""
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
-        """Whole records, at most `max_records`; returns early with what is there.
+        """Return whole records, at most `max_records`; return early with those that are there.
 
         Raises:
             OffsetGoneError: the offset is outside the log; names the range that is there.
@@ -102,7 +105,7 @@ class Reader(Closing, Protocol):
         """Read exactly these partitions from these offsets on."""
 
     def positions(self) -> Mapping[Partition, int]:
-        """Next offset to deliver by partition; steps over markers and aborted records."""
+        """Return the next offset to deliver by partition; it skips markers and aborted records."""
 
 
 class Commit(Protocol):
@@ -128,15 +131,15 @@ class Producer(Closing, Protocol):
         consumed: Mapping[Partition, Committed] | None = None,
         consumer: GroupConsumer | None = None,
     ) -> Sequence[Position]:
-        """One whole transaction: all records and all positions, or nothing.
+        """Write one whole transaction: all records and all positions, or nothing.
 
         Returns:
-            Where each record's part 0 lies, in order.
+            The position of each record's part 0, in order.
 
         Raises:
             AbortedError: nothing happened; handle revocations (poll), then send again.
-            RefusedError: nothing happened, and nothing ever will with one of these records. The
-                next commit may be aborted, for the client skips the numbers of what was refused.
+            RefusedError: nothing happened, and one of these records can never be written. The next
+                commit may be aborted, for the client skips the sequence numbers of refused records.
             FencedError: final for this process.
             OutcomeUnknownError: no answer before the deadline; exit.
         """
@@ -149,33 +152,33 @@ class Producer(Closing, Protocol):
     ) -> Commit:
         """`commit`, without waiting for its end: most of it is waiting for the broker.
 
-        Does not tell where the records lie, and so takes less than `commit` for each. Until it has
+        It returns no positions, and so takes less time for each record than `commit`. Until it has
         ended, use neither this producer nor `consumer`: a poll could take part in a rebalance that
         the transaction knows nothing of.
 
         Raises:
             AbortedError: positions of partitions that are not ours; nothing was started.
-            FencedError, OutcomeUnknownError: how an earlier one ended.
+            FencedError, OutcomeUnknownError: the end of an earlier commit.
         """
 
 
 class Appender(Closing, Protocol):
     """Writes single records outside of transactions: a record that was acknowledged is in the log.
 
-    Nothing fences it: readers tell by the log's own order which of its records count. Any thread
+    Nothing fences it: readers decide by the log's own order which of its records count. Any thread
     may append. Records of one partition come in the order in which they were appended.
     """
 
     def append(self, record: Outgoing) -> Future[Position]:
-        """Write it once; ends with its place when every in-sync replica has it.
+        """Write a record once; the future ends with its place when every in-sync replica has it.
 
         The future ends with
-            RefusedError: it is not in the log and never will be.
-            OutcomeUnknownError: it may be in the log or not, as may all that were appended with it;
-                exit, the next start reads which.
+            RefusedError: the record is not in the log and never will be.
+            OutcomeUnknownError: the record may be in the log or not, as may those appended with it;
+                exit, the next start reads the log.
 
         Raises:
-            ValueError: it takes several parts, of which a death would leave some.
+            ValueError: it takes several parts, and a death would leave only some of them.
         """
 
 
@@ -183,72 +186,75 @@ class Bus(Closing, Protocol):
     """Makes producers, consumers and readers of one run, and answers questions about its topics."""
 
     def producer(self, transactional_id: str) -> Producer:
-        """A producer; waits until its predecessor's transaction is settled."""
+        """Make a producer; wait until its predecessor's transaction is settled."""
 
     def appender(self) -> Appender:
-        """An appender."""
+        """Make an appender."""
 
     def consumer(self, group: str, topics: Sequence[str]) -> GroupConsumer:
-        """A member of `group`."""
+        """Make a member of `group`."""
 
     def reader(self, offsets: Mapping[Partition, int] | None = None) -> Reader:
-        """A reader, seeked to `offsets` if given."""
+        """Make a reader, at `offsets` if given."""
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions.
+        """Return the number of partitions.
 
         Raises:
             TopicMismatchError: no such topic.
         """
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
-        """The id of each topic; a re-created one has another."""
+        """Return the id of each topic; a re-created topic has another id."""
 
     def settings(self, topic: str) -> Mapping[str, str]:
-        """The topic's configuration in Kafka's words, e.g. `retention.ms`.
+        """Return the topic's configuration in Kafka's words, e.g. `retention.ms`.
 
         Raises:
             TopicMismatchError: no such topic.
         """
 
     def cluster_id(self) -> str:
-        """The id of the cluster."""
+        """Return the id of the cluster."""
 
     def schemas(self) -> SchemaTexts:
-        """Schema texts from the topic `schemas`, for records of other releases; give it to every
-        `decoded`. Reads nothing before it is asked for one."""
+        """Return schema texts from the topic `schemas`, for records of other releases.
+
+        Pass them to every `decoded`. Nothing is read before a text is needed.
+        """
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
-        """First offset that each partition still has."""
+        """Return the first offset that each partition still has."""
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
-        """Last stable offset of each partition: a reader that reached it has read all of now.
+        """Return the last stable offset of each partition: a reader there has read all of now.
 
-        What was committed a moment ago may lie beyond it: the broker writes a transaction's markers
+        Records committed a moment ago may lie beyond it: the broker writes a transaction's markers
         after it has answered the commit.
         """
 
     def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
-        """The offsets of what was written at or after a time, by the clocks of its writers: the
-        first, and the end of all that there is.
+        """Return the first offset written at or after a time, by its writer's clock, and the end.
 
-        That end may lie beyond the last stable one: a reader that reaches it has seen how every
-        transaction of now ended, also of a writer that is gone.
+        That end may lie beyond the last stable offset: a reader that reaches it has seen the end of
+        every transaction of now, also of a writer that is gone.
         """
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
-        """The group's positions, after pending transactions on them are settled.
+        """Return the group's positions, after pending transactions on them are settled.
 
         Partitions without a commit are left out.
 
         Raises:
-            NoGroupsError: of a recording.
+            NoGroupsError: the log is a recording.
         """
 
 
 def existing(bus: Bus, topics: Iterable[Topic]) -> tuple[Topic, ...]:
-    """Those of the topics that a run or a recording has: of an older release it may be without a
-    later one. Another that is missing is left for whoever asks for it to name."""
+    """Return the topics without later ones (`is_later`) that a run of an older release lacks.
+
+    A missing topic that is not later stays in: its first use raises the error that names it.
+    """
     return tuple(topic for topic in topics if not topic.is_later or _is_there(bus, topic))
 
 

@@ -1,4 +1,4 @@
-"""The folder that keeps what was downloaded or computed once."""
+"""The cache folder, for files that were downloaded or computed once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: `RLSTREAMS_CACHE`, else the platform's cache folder."""
+    """Return `RLSTREAMS_CACHE`, else `rlstreams` in the platform's cache folder."""
     if named := os.environ.get("RLSTREAMS_CACHE"):
         return Path(named)
     if sys.platform == "darwin":

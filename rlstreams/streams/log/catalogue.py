@@ -1,10 +1,10 @@
-"""Writers' schemas of other releases, from the topic `schemas`, when a record asks for one.
+"""Writers' schemas of other releases, from the topic `schemas`, when a record needs one.
 
-Who starts a newer release into a run publishes its schemas before it writes a record under them
-(`publish_missing`), so a look that begins after a record was read finds its schema, or there is
-none. Looks are bounded, for anybody can write ten bytes that name a schema: what the topic holds is
-read once, in the order in which it grows; a fingerprint that is not there is remembered, and asks
-again for the topic's end at most every `RETRY_S`.
+A newer release that joins a run publishes its schemas before it writes a record under them
+(`publish_missing`), so a look-up that begins after a record was read finds its schema, or there is
+none. Look-ups are bounded, for anybody can write ten bytes that name a schema: the topic is read
+once, in the order in which it grows; a missing fingerprint is remembered, and makes us ask for the
+topic's end at most every `RETRY_S`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rlstreams.streams.log.topics import SCHEMAS
 if TYPE_CHECKING:
     from rlstreams.streams.log.bus import Bus
 
-DEADLINE_S = 10.0  # to read what the topic has grown by: a few records of a few kilobytes
+DEADLINE_S = 10.0  # longest wait for the topic's new records: a few, of a few kilobytes each
 RETRY_S = 1.0
-MAX_MISSING = 256  # fingerprints that are remembered as missing; more only ask every RETRY_S
+MAX_MISSING = 256  # fingerprints remembered as missing; others wait for RETRY_S as well
 
 
 class Catalogue:
@@ -39,11 +39,11 @@ class Catalogue:
         self._next = 0  # offset in the topic's only partition
 
     def get(self, print_: bytes, /) -> str | None:
-        """The schema text under a fingerprint; None: the topic does not hold it.
+        """Return the schema text under a fingerprint; None: the topic does not hold it.
 
         Raises:
-            DeadlineError: the topic did not deliver up to its end. That says nothing about the
-                record: it must not be set aside for it.
+            DeadlineError: the topic did not deliver up to its end. The record is not at fault, and
+                must not be set aside for this.
             BrokerError: the broker cannot be reached, or refused.
         """
         if print_ not in self._texts and self._is_due(print_):
@@ -57,10 +57,10 @@ class Catalogue:
         return is_new or time.monotonic() >= self._looked_s + RETRY_S
 
     def _look(self) -> None:
-        """Read what the topic has grown by."""
+        """Read the topic's new records."""
         try:
             ends = self._bus.ends(SCHEMAS.name)
-        except TopicMismatchError:  # of a run, or a recording, that never had one
+        except TopicMismatchError:  # a run, or a recording, without this topic
             ends = {}
         self._looked_s = time.monotonic()
         for partition, end in ends.items():
@@ -75,18 +75,18 @@ class Catalogue:
             self._missing.clear()
 
     def _learn(self, raw: RawRecord) -> None:
-        """By the text's own fingerprint, whatever the key says; what is no schema is passed by."""
+        """Keep a text under its own fingerprint, not the key's; pass by one that is no schema."""
         text = bytes(raw.value).decode("utf-8", "replace")
         if print_ := fingerprint_of_foreign(text):
             self._texts[print_] = text
 
 
 def publish_missing(bus: Bus, writer: str, more: Collection[str] = ()) -> int:
-    """Publish the schemas of this release that the run does not have; returns how many those were.
+    """Publish this release's schemas that the run does not have; return their number.
 
     Args:
-        writer: nobody else who publishes at the same time has this name.
-        more: texts of other releases, which are published beside ours.
+        writer: a name that no other publisher has at the same time.
+        more: texts of other releases, to be published beside ours.
 
     Raises:
         TopicMismatchError: the run has no such topic; nothing makes one here.

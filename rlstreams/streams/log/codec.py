@@ -20,7 +20,7 @@ from rlstreams.streams.log.topics import Topic
 
 
 def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Outgoing:
-    """`event` as a record of `topic`, with its key and headers.
+    """Return `event` as a record of `topic`, with its key and headers.
 
     Raises:
         TypeError: the topic does not carry this kind of event.
@@ -38,7 +38,7 @@ def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Out
 
 
 def _headers(subject: Event) -> Mapping[str, bytes]:
-    """Of a sample, its id and purpose. A score is about its trajectory."""
+    """Return the headers of a sample's event: its id and purpose; none for other events."""
     if isinstance(subject, Trajectory):
         attempt = subject.attempt
     elif isinstance(subject, Prompt):
@@ -52,10 +52,10 @@ def _headers(subject: Event) -> Mapping[str, bytes]:
 
 
 def decoded(raw: RawRecord, schemas: SchemaTexts = NO_TEXTS) -> Record[Event]:
-    """The record with its event.
+    """Decode a record's event.
 
     Args:
-        schemas: of the log that it was read from (`Bus.schemas`, `RunLog.schemas`).
+        schemas: schemas of the log that it was read from (`Bus.schemas`, `RunLog.schemas`).
 
     Raises:
         schemas.DecodeError: not one of our events, or parts of it never came; the caller
@@ -68,19 +68,19 @@ def decoded(raw: RawRecord, schemas: SchemaTexts = NO_TEXTS) -> Record[Event]:
 
 
 def now_ms() -> int:
-    """Wall clock, milliseconds since the epoch: for events; durations use the monotonic clock."""
+    """Return wall-clock ms since the epoch: for events; durations use the monotonic clock."""
     return time.time_ns() // 1_000_000
 
 
 class SteadyClock:
-    """Unix time in ms as it was at the start, and what passed since: no step of the clock is in it.
+    """Unix time in ms that no step of the clock affects: the time at the start, plus time since.
 
-    For whoever holds times of a live log against each other; `now_ms` is for events.
+    It serves comparisons of times in a live log; `now_ms` is for events.
     """
 
     def __init__(self) -> None:
         self._ahead_s = time.time() - time.monotonic()
 
     def __call__(self) -> int:
-        """Milliseconds."""
+        """Return the time, ms."""
         return round(1000 * (self._ahead_s + time.monotonic()))

@@ -18,7 +18,7 @@ VARIABLE = "RLSTREAMS_CRASH_AT"  # "POINT[:COUNT[:ACTION[:SECONDS]]]"; COUNT fro
 
 
 class CrashPoint(StrEnum):
-    """Every place, in the order in which a transaction meets them."""
+    """Every crash point, in the order in which a transaction reaches them."""
 
     POLL_BEFORE = "poll.before"
     POLL_AFTER = "poll.after"
@@ -41,13 +41,13 @@ _hook: Hook | None = None
 
 
 def reach(point: CrashPoint) -> None:
-    """The process is at `point`."""
+    """Announce that the process is at `point`."""
     if _hook is not None:
         _hook(point)
 
 
 def arm(hook: Hook | None) -> None:
-    """Call `hook` at every point from now on; None disarms. What it raises passes through."""
+    """Call `hook` at every point from now on; None disarms. Its exceptions pass through."""
     global _hook  # noqa: PLW0603  (one process dies once)
     _hook = hook
 

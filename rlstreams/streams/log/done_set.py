@@ -1,4 +1,4 @@
-"""The done set: which records above a group's offset are finished, as text in commit metadata.
+"""The done set: the finished records above a group's offset, as text in commit metadata.
 
 Records finish out of order, but Kafka commits one offset. The offset is the low watermark
 (everything below is done); the records done above it are listed in the metadata of the same commit,
@@ -25,7 +25,7 @@ from rlstreams.streams.log.record import Committed
 MAX_CHARACTERS = 4000  # brokers accept 4,096, and the client appends one
 MAX_SPAN = 24_576  # offsets, behind which a partition pauses
 _MOST = 25_000  # offsets that are named: 3,907 characters
-UNREADABLE = "\ufffd"  # stands for metadata that is no text; never a done set
+UNREADABLE = "\ufffd"  # in place of metadata that is no text; never a done set
 _TRIES = re.compile(r"tries ([0-9]{1,6})")
 
 
@@ -34,10 +34,10 @@ class DoneSetError(StreamsError):
 
 
 def encode_done(low: int, done: Iterable[int], tries: int = 0) -> str:
-    """The offsets `done`, all at or above `low`, as metadata; "" for none and no tries.
+    """Return the offsets `done`, all at or above `low`, as metadata; "" for none and no tries.
 
-    What lies farther above than a partition that pauses gets is left out: it would be done again
-    after a restart, and its first record counts.
+    Offsets farther above than a pausing partition gets are left out: their records would be done
+    again after a restart, and the first output counts.
     """
     offsets = np.fromiter(done, np.int64) - low
     assert not offsets.size or offsets.min() >= 0, f"done below the low watermark {low}"
@@ -51,7 +51,7 @@ def encode_done(low: int, done: Iterable[int], tries: int = 0) -> str:
 
 
 def decode_done(low: int, metadata: str) -> frozenset[int]:
-    """The offsets at or above `low` that `metadata` names as done.
+    """Return the offsets at or above `low` that `metadata` names as done.
 
     Raises:
         DoneSetError: not written by `encode_done`.
@@ -72,13 +72,13 @@ def decode_done(low: int, metadata: str) -> frozenset[int]:
 
 
 def tries_of(metadata: str) -> int:
-    """The tries behind a done set; 0 where there are none, or another's text."""
+    """Return the tries behind a done set; 0 where there are none, or for another program's text."""
     found = _TRIES.fullmatch(metadata.rstrip("\0").partition(" ")[2])
     return int(found[1]) if found else 0
 
 
 def covered(committed: Committed | None, offset: int) -> bool:
-    """Whether a group that committed this is done with `offset`."""
+    """Whether a group with this commit is done with `offset`."""
     if committed is None:
         return False
     return offset < committed.offset or offset in readable_done(committed)
@@ -86,7 +86,7 @@ def covered(committed: Committed | None, offset: int) -> bool:
 
 @lru_cache(maxsize=256)
 def readable_done(committed: Committed) -> frozenset[int]:
-    """The done set of a commit; none if its metadata is somebody else's."""
+    """Return the done set of a commit; empty if its metadata is another program's."""
     try:
         return decode_done(committed.offset, committed.metadata)
     except DoneSetError:

@@ -23,7 +23,7 @@ class OutcomeUnknownError(StreamsError):
 
 
 class DeadlineError(StreamsError):
-    """A wait ran out. The message names what was waited for, on whom, and for how long."""
+    """A wait ran out. The message names the event, the culprit and the time."""
 
 
 class OffsetGoneError(StreamsError):

@@ -1,4 +1,4 @@
-"""How groups are named: a training group by its issue number, an evaluation by version and row.
+"""Names of groups: a training group's is its issue number, an evaluation's has version and row.
 
 Ids come from records that anyone may have written. A number beyond Avro's 64 bits is rejected: it
 could be read, but never written into a closed set.
@@ -14,11 +14,11 @@ _EVALUATION = re.compile(rf"e([0-9]{{1,{MAX_DIGITS}}})-([0-9]{{1,{MAX_DIGITS}}})
 
 
 def issue_number(group_id: str) -> int | None:
-    """The number of a training group; None for any other id, `07` included, lest two name one."""
+    """Return a training group's number; None for any other id, `07` included: one id a group."""
     return int(group_id) if _NUMBER.fullmatch(group_id) else None
 
 
 def evaluation_id(group_id: str) -> tuple[int, int] | None:
-    """(version, row) of `e{version}-{row}`; None for any other id."""
+    """Return (version, row) of `e{version}-{row}`; None for any other id."""
     found = _EVALUATION.fullmatch(group_id)
     return (int(found[1]), int(found[2])) if found else None

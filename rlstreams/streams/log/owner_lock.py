@@ -1,4 +1,4 @@
-"""An exclusive lock in a file that says who holds it; it goes with its process.
+"""An exclusive lock on a file that names its holder; the lock ends with the holder's process.
 
 The lock belongs to the open file: a child that the descriptor was passed to holds it as well.
 """
@@ -26,10 +26,10 @@ class OwnedError(Exception):
 
 
 def take(path: Path) -> int:
-    """The lock, as a descriptor: closing it gives the lock back. The file is made, and stays.
+    """Take the lock; return its descriptor, whose closing releases it. The file is made, and stays.
 
     Raises:
-        OwnedError: another process holds it; names it.
+        OwnedError: another process holds the lock; names the process.
         OSError: the file cannot be made.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -41,7 +41,7 @@ def take(path: Path) -> int:
                 os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
             ) from None
         size_bytes = os.write(fd, f"{os.getpid()}\n".encode("ascii"))
-        os.truncate(fd, size_bytes)  # afterwards: on a full disk a file keeps the block it has
+        os.truncate(fd, size_bytes)  # after the write: on a full disk a file keeps its block
     except BaseException:
         os.close(fd)
         raise
@@ -50,7 +50,7 @@ def take(path: Path) -> int:
 
 @contextmanager
 def held(path: Path, *, wait_s: float, look_every_s: float = 0.02) -> Iterator[int]:
-    """Hold it for the block: its descriptor, for children that are to hold it beyond.
+    """Hold the lock for the block; yield its descriptor, for children that hold it beyond.
 
     Raises:
         OwnedError: another process has held it for `wait_s`.
@@ -71,7 +71,7 @@ def held(path: Path, *, wait_s: float, look_every_s: float = 0.02) -> Iterator[i
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds it. Takes a shared lock for a moment: who takes it has to wait."""
+    """Whether a process holds the lock. Takes a shared lock for a moment: `held` waits for that."""
     try:
         fd = os.open(path, os.O_RDONLY)  # it may be another user's
     except FileNotFoundError:

@@ -26,5 +26,5 @@ def murmur2(key: bytes) -> int:
 
 @lru_cache(maxsize=8192)  # the samples of a group have one key
 def partition_of(key: bytes, num_partitions: int) -> int:
-    """The partition that a key goes to."""
+    """Return the partition that a key goes to."""
     return (murmur2(key) & 0x7FFFFFFF) % num_partitions

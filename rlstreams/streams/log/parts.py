@@ -20,7 +20,7 @@ _ONE_PART = ("", 0, 1)
 
 
 class Message(NamedTuple):
-    """What a partition holds at one offset: a whole record, or one part of it."""
+    """The content of a partition at one offset: a whole record, or one part of a record."""
 
     partition: Partition
     offset: int
@@ -31,25 +31,25 @@ class Message(NamedTuple):
 
 
 class RecordKey(NamedTuple):
-    """Names a record of several parts while it is read."""
+    """Key of a record of several parts while it is read."""
 
     partition: Partition
     record_id: str
 
 
 def num_parts(num_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """How many parts a value of this size takes; an empty value takes one."""
+    """Return the number of parts of a value of this size; an empty value takes one."""
     return max(1, -(-num_bytes // part_bytes))
 
 
 def whole(pieces: Sequence[Buffer]) -> bytes:
-    """The value in one; a single `bytes` object is passed on uncopied."""
+    """Return the value in one piece; a single `bytes` object is passed on uncopied."""
     only = pieces[0] if len(pieces) == 1 else None
     return only if isinstance(only, bytes) else b"".join(pieces)
 
 
 def split(pieces: Sequence[Buffer], part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-    """The value in parts of `part_bytes`, the last one shorter.
+    """Yield the value in parts of `part_bytes`, the last one shorter.
 
     Each part is joined by itself, so a large value exists twice only one part at a time.
     """
@@ -72,7 +72,7 @@ def split(pieces: Sequence[Buffer], part_bytes: int = PART_BYTES) -> Iterator[by
 def part_headers(
     headers: Mapping[str, bytes], record_id: str, index: int, count: int
 ) -> list[tuple[str, bytes]]:
-    """A part's headers; a record of one part has only its own."""
+    """Return a part's headers; a record of one part has only its own."""
     own = list(headers.items())
     if count == 1:
         return own
@@ -108,16 +108,16 @@ class _Incomplete:
 class Assembler:
     """Joins parts into records.
 
-    A torn record (parts that were never committed) is given out as far as it came, with the header
-    `rlstreams-part` = `seen/count`: it does not decode, so it is dead-lettered like any other
-    bad record, and holds nobody up.
+    A torn record (parts that were never committed) is returned as far as it came, with the header
+    `rlstreams-part` = `seen/count`: it does not decode, so it is dead-lettered like any other bad
+    record, and blocks no reader.
     """
 
     def __init__(self) -> None:
         self._incomplete: dict[RecordKey, _Incomplete] = {}
 
     def add(self, message: Message) -> RawRecord | None:
-        """The record that `message` makes whole, or the torn one that it proves.
+        """Return the record that `message` makes whole, or the torn one that it proves.
 
         Parts whose part 0 was not seen belong to a record that began before the start: skipped.
         """
@@ -139,33 +139,33 @@ class Assembler:
         return record.record(torn=False)
 
     def incomplete(self) -> Sequence[RecordKey]:
-        """Records begun and not whole, oldest first."""
+        """Return the keys of records begun and not whole, oldest first."""
         return tuple(self._incomplete)
 
     def give_up(self, key: RecordKey) -> RawRecord:
-        """The torn record `key`, which is no longer waited for."""
+        """Return the torn record `key`, and stop waiting for its other parts."""
         return self._incomplete.pop(key).record(torn=True)
 
     def first_offset(self, partition: Partition) -> int | None:
-        """Offset of the first part of the earliest incomplete record; None if there is none."""
+        """Return the offset of the earliest incomplete record's first part; None: none."""
         firsts = (r.parts[0].offset for k, r in self._incomplete.items() if k[0] == partition)
         return min(firsts, default=None)
 
     def forget(self, partition: Partition) -> None:
-        """Drop what belongs to `partition`."""
+        """Drop incomplete records of `partition`."""
         for key in [key for key in self._incomplete if key.partition == partition]:
             del self._incomplete[key]
 
 
 def _alone(message: Message) -> RawRecord:
-    """A record of one part: its value is the message's own bytes."""
+    """Return a record of one part: its value is the message's own bytes."""
     (topic, number), offset, key, value, headers, timestamp_ms = message
     position = Position(topic, number, offset)
     return RawRecord(position, (offset,), key, value, headers, timestamp_ms)
 
 
 def _part_of(headers: Mapping[str, bytes]) -> tuple[str, int, int]:
-    """Record id, index, count. Headers that are not ours leave the message as it is."""
+    """Return record id, index and count; headers that are not ours mean one part."""
     if PART_HEADER not in headers or RECORD_HEADER not in headers:
         return _ONE_PART
     try:

@@ -1,4 +1,4 @@
-"""Reading up to an end that was asked for, or to the name of what stopped delivering."""
+"""Reading up to given ends; a partition that stops delivering raises an error that names it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _POLL_S = 0.2
 def read_to(
     reader: Reader, ends: Mapping[Partition, int], deadline_s: float, *, batch: int = 500
 ) -> Iterator[Sequence[RawRecord]]:
-    """What `reader` delivers until it is at `ends`, poll by poll; some may lie behind them.
+    """Yield the records of `reader` until it is at `ends`, poll by poll; some may lie behind them.
 
     Args:
-        ends: by partition, as `Bus.ends` has them.
+        ends: by partition, as `Bus.ends` returns them.
         deadline_s: longest wait for the next record.
         batch: most records of a poll.
 
     Raises:
-        DeadlineError: nothing was delivered for so long; names each partition and where it is.
+        DeadlineError: nothing was delivered for so long; names each partition and its position.
     """
     at, until_s = reader.positions(), time.monotonic() + deadline_s
     while behind := sorted(p for p, end in ends.items() if at.get(p, 0) < end):

@@ -29,7 +29,7 @@ class Partition(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where one record lies: the offset of its part 0."""
+    """The place of one record: topic, partition, and the offset of its part 0."""
 
     topic: str
     partition: int
@@ -39,20 +39,20 @@ class Position(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-NO_PLACE = -1  # of a record that was not seen
+NO_PLACE = -1  # place of a record that was not seen
 _OFFSET_BITS = 44
 _MAX_PARTITION = 1 << 19
 
 
 def place_of(partition: int, offset: int) -> int:
-    """Partition and offset in one integer, a third of a tuple's size; NO_PLACE: no log has them."""
+    """Return partition and offset as one integer, a third of a tuple's size, or NO_PLACE."""
     if 0 <= partition < _MAX_PARTITION and 0 <= offset < 1 << _OFFSET_BITS:
         return partition << _OFFSET_BITS | offset
     return NO_PLACE
 
 
 def position_at(topic: str, place: int) -> Position:
-    """Where in a topic a place is."""
+    """Return the position of a place in a topic."""
     return Position(topic, place >> _OFFSET_BITS, place & ((1 << _OFFSET_BITS) - 1))
 
 
@@ -81,7 +81,7 @@ class Record(Generic[E_co]):
 
     @property
     def position(self) -> Position:
-        """Where it lies."""
+        """The position of the record."""
         return self.raw.position
 
 
@@ -106,7 +106,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A group's position in one partition: the next offset, and what lies done above it."""
+    """A group's position in one partition: the next offset, and the done set above it."""
 
     offset: int
     metadata: str = ""

@@ -1,8 +1,8 @@
-"""A role's own view of the log: what the table of topics does not let it do is refused here.
+"""A role's own view of the log, which refuses topics that the table of topics does not give it.
 
-The table (`topics.py`) says who writes and who reads each topic. Roles work through `OfRole`, so a
-role that begins to use another topic fails in its first test until the table says so, and
-`acls` can be given to a broker that enforces the same.
+The table (`topics.py`) names the writers and readers of each topic. Roles work through `OfRole`, so
+a role that begins to use another topic fails in its first test until the table lists it, and a
+broker with the ACLs of `acls` enforces the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _check(role: str, rights: Mapping[str, set[str]], topics: Iterable[str], doe
 
 
 class OfRole(Closing):
-    """The port `Bus` for one role; what it is given does the work."""
+    """The port `Bus` for one role; checks rights, and passes calls on to another bus."""
 
     def __init__(self, bus: Bus, role: str) -> None:
         """
@@ -182,7 +182,7 @@ class _Reader(Closing):
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """What a broker with an authorizer has to let a role do with one thing."""
+    """Operations on one resource that a broker with an authorizer must allow a role."""
 
     resource: str  # "topic", "group", "transactional-id", as kafka-acls.sh names its option
     name: str
@@ -190,14 +190,14 @@ class Acl:
     operations: tuple[str, ...]
 
     def arguments(self) -> str:
-        """Of `kafka-acls.sh --add`, without a principal."""
+        """Return arguments of `kafka-acls.sh --add`, without a principal."""
         pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
         operations = " ".join(f"--operation {name}" for name in self.operations)
         return f"{operations} --{self.resource} {self.name}{pattern}"
 
 
 def acls(run: str, role: str) -> Iterator[Acl]:
-    """The least rights of a role of a run: with these and no others it does its work."""
+    """Yield the least rights of a role of a run: with these and no others it does its work."""
     for topic in TOPICS:
         may = [
             name for name, of in (("Read", _READS), ("Write", _WRITES)) if topic.name in of[role]
@@ -205,7 +205,7 @@ def acls(run: str, role: str) -> Iterator[Acl]:
         operations = (*may, "Describe", "DescribeConfigs")  # a claim names topics and settings
         yield Acl("topic", f"{run}.{topic.name}", is_prefix=False, operations=operations)
     yield Acl("group", f"{run}.{role}", is_prefix=False, operations=("Read", "Describe"))
-    # Readers join no group, and the client asks for the coordinator of one all the same.
+    # Readers join no group, but the client asks for the coordinator of their group's name.
     yield Acl("group", f"{run}.{READERS}", is_prefix=False, operations=("Describe",))
     yield Acl(
         "transactional-id", f"{run}.{role}.", is_prefix=True, operations=("Write", "Describe")

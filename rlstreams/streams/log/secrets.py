@@ -1,8 +1,8 @@
-"""Secrets are named in configuration and resolved on use; what is printed shows only the name.
+"""Secrets are named in configuration and resolved on use; printed settings show only the name.
 
 Variables that hold secrets of the run's own (its log, weights, data, servers) are withheld from
-processes of user code: a reward needs no password of the broker. What user code needs is named in
-its own options, or in a variable that the configuration does not name.
+processes of user code: a reward needs no password of the broker. User code gets its own secrets by
+its own options, or by a variable that the configuration does not name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ _withheld: set[str] = set()  # names of variables, of this process
 
 
 def withheld() -> frozenset[str]:
-    """Environment variables of secrets that the run resolved here for itself."""
+    """Return environment variables of secrets that the run resolved here for itself."""
     return frozenset(_withheld)
 
 
 def resolve_secret(value: str, field: str = "") -> str:
-    """`env:NAME` -> the variable, `file:PATH` -> the file without its last newline, else `value`.
+    """Resolve `env:NAME` to the variable, `file:PATH` to the file without its last newline.
+
+    Any other `value` is returned as it is.
 
     Args:
-        field: of the configuration, for messages.
+        field: field of the configuration, for messages.
 
     Raises:
         ConfigError: the variable is not set, or the file cannot be read.

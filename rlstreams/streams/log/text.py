@@ -1,4 +1,4 @@
-"""Text that people and other programs read: counts, times, ends of log files, JSON."""
+"""Text for people and other programs: counts, times, ends of log files, JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TAIL_BYTES = 1 << 16  # of a log file: after days, one may be larger than memory
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Args: number: how many; one: of what; many: more than one of it (`one` with an s)."""
+    """Return a count with its noun: `1 step`, `1,200 steps`; many: the plural, else `one` + s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def utc_text(at_ms: int, between: str = " ") -> str:
-    """`2026-11-18 11:06:40`, in UTC; outside of years 1 to 9999 the milliseconds since 1970."""
+    """Return `2026-11-18 11:06:40`, in UTC; outside of years 1 to 9999 the ms since 1970."""
     try:
         when = datetime.fromtimestamp(at_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -28,7 +28,7 @@ def utc_text(at_ms: int, between: str = " ") -> str:
 
 
 def tail(path: Path, num_lines: int) -> Sequence[str]:
-    """The last lines of a file, of its last `TAIL_BYTES` at the most; none if there is no file."""
+    """Return the last lines of a file, from its last `TAIL_BYTES`; none if there is no file."""
     if not path.is_file():
         return ()
     with path.open("rb") as file:
@@ -39,9 +39,9 @@ def tail(path: Path, num_lines: int) -> Sequence[str]:
 
 
 def plain_json(value: object, **options: Any) -> str:  # noqa: ANN401
-    """`value` as JSON that every reader takes; the options are those of `json.dumps`.
+    """Return `value` as JSON that every reader takes; the options are those of `json.dumps`.
 
-    A number that is none (NaN, infinity) is null: Python's words for these are no JSON (RFC 8259).
+    NaN and infinity become null: Python's words for these are no JSON (RFC 8259).
     """
     plain = {"ensure_ascii": False, "allow_nan": False, **options}
     try:

@@ -1,4 +1,4 @@
-"""How many partitions and which settings each topic of a run gets. Pure."""
+"""Partition counts and settings of each topic of a run. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlstreams.streams.log.topics import (
     Topic,
 )
 
-# Who holds a prompt holds its session; a score lies where its trajectory does.
+# Topics partitioned alike: a prompt with its session's records, a trajectory with its score.
 _ALIKE = ((PROMPTS, CALLS, OUTCOMES), (TRAJECTORIES, SCORED))
-# Whose partitions the workers of a role share.
+# By role, the topic whose partitions its workers share.
 SHARED = {"rollout": PROMPTS, "logprob": TRAJECTORIES}
 _DAY_MS = 24 * 3600 * 1000
 FLUSH = "flush.messages"
@@ -26,12 +26,12 @@ FLUSH = "flush.messages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """What the table of topics leaves open: counts follow from the workers of a run."""
+    """Partition counts and settings that the table of topics leaves open, by a run's workers."""
 
     rollout_workers: int
     logprob_workers: int
     partitions_per_worker: int = 2
-    headroom: int = 1  # partitions of each payload topic at least, for workers that come later
+    headroom: int = 1  # fewest partitions of each payload topic, for workers that come later
     replication: int = 1
     payload_ms: int = 7 * _DAY_MS
     payload_bytes: int = 16 * 1024**3  # per partition; -1: no bound
@@ -39,7 +39,7 @@ class TopicPlan:
     fsync: bool = False  # every batch is on disk before it is acknowledged
 
     def partitions(self, topic: Topic) -> int:
-        """Number of partitions of a run that begins.
+        """Return the number of partitions of a topic in a new run.
 
         `prompts` gets at least two per rollout worker, so that a straggler that pauses one of
         them does not stop its worker.
@@ -53,11 +53,13 @@ class TopicPlan:
         return 1
 
     def beside(self, found: Mapping[str, int]) -> dict[Topic, int]:
-        """Partitions of every topic of a run that has some: those never change, whatever is
-        planned, and what is missing gets as many as what is partitioned alike.
+        """Return the partitions of every topic of a run that exists.
+
+        Counts never change, whatever the plan; a missing topic gets the count of the topics that
+        are partitioned like it.
 
         Args:
-            found: by the topic's name in the table.
+            found: partitions of existing topics, by their names in the table.
         """
         counts = {topic: self.partitions(topic) for topic in TOPICS}
         for alike in _ALIKE:
@@ -66,8 +68,8 @@ class TopicPlan:
         return counts
 
     def problems(self, run: str, found: Mapping[str, int]) -> list[str]:
-        """Why this plan does not fit the topics of a run: one that is not partitioned as what it
-        goes with, or fewer partitions than workers that read them. Arguments as of `beside`."""
+        """Return why this plan does not fit a run: topics that should be partitioned alike and are
+        not, or fewer partitions than workers that read them. Arguments as of `beside`."""
         counts = self.beside(found)
         wrong = [
             f"{run}.{topic.name} has {found[topic.name]} partitions and not {count}"
@@ -83,10 +85,10 @@ class TopicPlan:
         ]
 
     def settings(self, topic: Topic) -> dict[str, str]:
-        """Topic configuration of Apache Kafka; what is not here keeps the broker's default."""
+        """Return a topic's configuration in Kafka; other settings keep the broker's default."""
         # Two of three: an acknowledged record outlives the loss of any one broker.
         durable = {"min.insync.replicas": "2"} if self.replication >= 3 else {}
-        # One message: the log is forced to disk before the append that brought it returns.
+        # After every message the log is forced to disk, before its append returns.
         forced = {FLUSH: "1"} if self.fsync else {}
         return {**self._retention(topic.retention), **durable, **forced}
 
@@ -103,10 +105,10 @@ class TopicPlan:
                 return {"cleanup.policy": "compact"}
 
     def strengthened(self, topic: Topic, found: Mapping[str, str]) -> dict[str, str]:
-        """Settings of a topic that exists which the plan wants stronger: forced writes, and bounds
-        of payloads that are set farther than they are; -1 is no bound.
+        """Return settings of an existing topic that the plan makes stronger: forced writes, and
+        farther bounds of payloads; -1 is no bound.
 
-        Never a nearer one: an operator may have lengthened it, and shortening removes records.
+        Never a nearer bound: an operator may have lengthened it, and shortening removes records.
         """
         bounds = self._retention(topic.retention) if topic.retention is Retention.PAYLOAD else {}
         farther = {
@@ -117,7 +119,7 @@ class TopicPlan:
         return farther | ({FLUSH: "1"} if self.fsync and found.get(FLUSH) != "1" else {})
 
     def made(self, topic: Topic, partitions: int) -> dict[str, object]:
-        """The topic as an administration client creates it."""
+        """Return the topic's arguments for an administration client."""
         return {
             "num_partitions": partitions,
             "replication_factor": self.replication,

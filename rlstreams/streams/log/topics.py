@@ -1,6 +1,6 @@
-"""The one table of every topic: what it carries, its key, who writes it and who reads it.
+"""The one table of every topic: its events, key, writers and readers.
 
-Roles are held to it (`rights.py`); for tools it is told.
+Roles are held to it (`rights.py`); for tools it is documentation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rlstreams.schemas.events import (
 
 
 class Retention(StrEnum):
-    """How long a topic keeps records; the periods are configuration."""
+    """Kinds of retention of a topic; the periods are configuration."""
 
     LONG = "long"  # never removed while the run is of interest
     PAYLOAD = "payload"  # by bytes and time
@@ -50,7 +50,7 @@ class Retention(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Name without the run's prefix, what it carries, who writes and reads it."""
+    """One topic: its name without the run's prefix, events, key, writers, readers, retention."""
 
     name: str
     events: tuple[type[Event], ...]  # empty: the value is not an event (schema text)
@@ -64,7 +64,7 @@ class Topic:
     other_keys: Mapping[type[Event], str] = field(default_factory=dict, compare=False)
 
     def key_of(self, event: Event) -> str:
-        """The key of `event`'s record."""
+        """Return the key of `event`'s record."""
         return str(getattr(event, self.other_keys.get(type(event), self.key)))
 
 
@@ -77,8 +77,8 @@ PROMPTS = Topic(
     retention=Retention.LONG,
     single_partition=False,
 )
-# Of agents. Partitioned as `prompts`, each record where its prompt lies: who has a prompt has its
-# session's calls and outcomes.
+# Topics of agents. Partitioned as `prompts`, each record in its prompt's partition number: the
+# worker that has a prompt has its session's calls and outcomes.
 CALLS = Topic(
     name="calls",
     events=(SessionOpened, CallCommitted, CallReplayed, CallFailed, SessionClosed),

@@ -1,10 +1,10 @@
-"""Which records of a group's partitions are delivered, finished and committed.
+"""Bookkeeping of a group's records: delivered, finished and committed.
 
-Pure bookkeeping of one group member. Per partition it knows the position up to which everything
-was delivered, the records that are delivered and not finished, and what was done before, from the
-metadata of the last commit. Offsets below the position that no record occupies (transaction
-markers, aborted records) count as done. It also keeps the tries of the oldest open record
-(decision 0026). See `done_set` for how both are written down.
+Pure, for one group member. Per partition it knows the position up to which everything was
+delivered, the records that are delivered and not finished, and those done before, from the metadata
+of the last commit. Offsets below the position that no record occupies (transaction markers, aborted
+records) count as done. It also keeps the tries of the oldest open record (decision 0026).
+`done_set` has the format of both.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rlstreams.streams.log.done_set import (
 )
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
-ISOLATING_TRIES = 2  # owners in a row that died: from here on records are begun one at a time
-MAX_TRIES = 3  # the record is not begun again
+ISOLATING_TRIES = 2  # dead owners in a row, from which on records are begun one at a time
+MAX_TRIES = 3  # tries after which a record is not begun again
 
 
 class PartitionTracker:
@@ -32,19 +32,19 @@ class PartitionTracker:
     def __init__(self, committed: Committed) -> None:
         self._position = committed.offset
         self._open: dict[int, RawRecord] = {}  # by every offset of the record
-        self.problem = ""  # of the predecessor's commit, which is taken as one without a done set
+        self.problem = ""  # error in the predecessor's done set, which then counts as empty
         try:
             self._done = set(decode_done(committed.offset, committed.metadata))  # from position on
         except DoneSetError as err:
             self._done, self.problem = set(), str(err)
         self.num_bytes = 0  # of the values of open records
-        # Owners that began the oldest open record: those before us, and as the last commit says.
+        # Owners that began the oldest open record: those before us, and those in the last commit.
         self.inherited = self.tries = tries_of(committed.metadata)
         self.is_noted = False  # our own try is committed
         self.is_isolated = self.tries >= ISOLATING_TRIES
 
     def deliver(self, record: RawRecord) -> bool:
-        """Note a delivered record; False if it is done already, or is in work."""
+        """Note a delivered record; return False if it is done already, or in work."""
         first = record.offsets[0]
         if first in self._done or first in self._open or first < self._position:
             return False
@@ -53,13 +53,13 @@ class PartitionTracker:
         return True
 
     def advance(self, position: int) -> None:
-        """Everything below `position` was delivered."""
+        """Note that everything below `position` was delivered."""
         if position > self._position:
             self._position = position
             self._done = {offset for offset in self._done if offset >= position}
 
     def after(self, finished: Iterable[RawRecord] = (), tries: int | None = None) -> Committed:
-        """What to commit together with the outputs of `finished`; by default with our tries."""
+        """Return the position to commit with outputs of `finished`; by default with our tries."""
         gone = {offset for record in finished for offset in record.offsets}
         still = self._open.keys() - gone
         low = min(self._position, min(still, default=self._position))
@@ -71,7 +71,7 @@ class PartitionTracker:
         return Committed(offset=low, metadata=encode_done(low, done, tries))
 
     def commit(self, finished: Iterable[RawRecord]) -> None:
-        """The commit of `after(finished)` is done."""
+        """Note that the commit of `after(finished)` is done."""
         finished = list(finished)
         gone = {offset for record in finished for offset in record.offsets}
         if self._is_past(gone):
@@ -86,11 +86,11 @@ class PartitionTracker:
                 self._done.add(offset)
 
     def note(self) -> None:
-        """The commit of `after((), inherited + 1)` is done: the oldest record may be begun."""
+        """Note that the commit of `after((), inherited + 1)` is done: the record may begin."""
         self.tries, self.is_noted = self.inherited + 1, True
 
     def progress(self) -> None:
-        """The commit of `after((), 0)` is done: what its owners began came forward."""
+        """Note that the commit of `after((), 0)` is done: the owners' work made progress."""
         self.inherited = self.tries = 0
         self.is_isolated = False
 
@@ -98,7 +98,7 @@ class PartitionTracker:
         return bool(self._open) and min(self._open) in gone
 
     def _tries_after(self, gone: Set[int]) -> int:
-        """In isolation the next record, if there is one, is noted with the one before."""
+        """Return the tries once records are gone; in isolation the next record's is noted too."""
         if not self._is_past(gone):
             return self.tries
         if not self.is_isolated:
@@ -122,14 +122,14 @@ class Tracker:
         self._partitions: dict[Partition, PartitionTracker] = {}
 
     def __getitem__(self, partition: Partition) -> PartitionTracker:
-        """The tracker of an assigned partition."""
+        """Return the tracker of an assigned partition."""
         return self._partitions[partition]
 
     def take(self, polled: Polled, positions: Mapping[Partition, int]) -> list[RawRecord]:
-        """Apply one poll in order; returns the records that are new work.
+        """Apply one poll in order; return the records that are new work.
 
         Args:
-            polled: what the poll brought.
+            polled: the poll's result.
             positions: the consumer's delivered positions after it.
         """
         for partition in polled.revoked:
@@ -152,12 +152,12 @@ class Tracker:
         begun: Iterable[Partition] = (),
         held: Mapping[Partition, bool] = MappingProxyType({}),
     ) -> Mapping[Partition, Committed]:
-        """What to commit, for each partition that `finished` touches.
+        """Return the positions to commit, for each partition that the arguments name.
 
         Args:
-            begun: partitions whose oldest record is to be begun next; that counts as our try.
-            held: partitions whose position is committed as it is: only their owner can do that;
-                whether their work came forward, so that nobody died of it in vain.
+            begun: partitions whose oldest record begins next; that counts as our try.
+            held: partitions whose position is committed unchanged, which only their owner can do;
+                True: their work made progress, so earlier owners' tries no longer count.
         """
         positions = {
             partition: self._partitions[partition].after((), 0 if is_progress else None)
@@ -176,7 +176,7 @@ class Tracker:
         begun: Iterable[Partition] = (),
         held: Mapping[Partition, bool] = MappingProxyType({}),
     ) -> None:
-        """The commit of `after(finished, begun, held)` is done."""
+        """Note that the commit of `after(finished, begun, held)` is done."""
         for partition in (p for p, is_progress in held.items() if is_progress):
             self._partitions[partition].progress()
         for partition in begun:
@@ -187,7 +187,7 @@ class Tracker:
     def without_our_tries(
         self, partitions: Set[Partition] | None = None
     ) -> Mapping[Partition, Committed]:
-        """What to commit where this member leaves partitions alive; None: all of them."""
+        """Return the positions to commit where this member leaves partitions alive; None: all."""
         return {
             p: t.after((), t.inherited)
             for p, t in self._partitions.items()
@@ -200,17 +200,17 @@ class Tracker:
         return tracker is not None and tracker.holds(record)
 
     def end_isolation(self) -> None:
-        """The dead owners' window is passed; partitions that have begun nothing yet stay."""
+        """End isolation, as the dead owners' window is passed; partitions not yet begun stay."""
         for tracker in self._partitions.values():
             tracker.is_isolated &= not tracker.is_noted
 
     def too_wide(self) -> frozenset[Partition]:
-        """Partitions to pause: their done set would no longer fit into commit metadata."""
+        """Return partitions to pause: their done set would no longer fit into commit metadata."""
         return frozenset(p for p, t in self._partitions.items() if t.span > MAX_SPAN)
 
     @property
     def num_bytes(self) -> int:
-        """Of the values of records delivered and not committed."""
+        """Bytes of the values of records delivered and not committed."""
         return sum(tracker.num_bytes for tracker in self._partitions.values())
 
 

@@ -1,1 +1,1 @@
-"""Every process that this program starts: one way to start it, to end it, to say why it died."""
+"""Every process that this program starts: one way to start it, end it and explain its death."""

@@ -1,4 +1,4 @@
-"""Why a process died, as far as its exit status, its log and the disk tell."""
+"""The cause of a process's death, from its exit status, its log and the disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 LONGEST = 300  # characters of a cause
-FULL_BYTES = 1 << 20  # with less free nothing can be written that is worth it
+FULL_BYTES = 1 << 20  # free bytes below which a disk counts as full
 _KERNEL = Path("/proc/vmstat")
 _READ_BYTES = 1 << 16
 # `module.NameError: text`, as Python prints it and as `runtime.explain` does; or the interpreter.
@@ -19,7 +19,7 @@ _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def died(status: int) -> str:
-    """An exit status in words; negative: minus the number of a signal."""
+    """Return an exit status in words; negative: minus the number of a signal."""
     if status >= 0:
         return f"failed (exit {status})" if status else "is done"
     try:
@@ -29,8 +29,9 @@ def died(status: int) -> str:
 
 
 def memory_kills() -> int:
-    """Processes that this machine's kernel has killed for want of memory, also within a limit of a
-    control group; 0 where it does not count them.
+    """Return the number of processes that this machine's kernel has killed for want of memory.
+
+    Kills within a control group's limit count too. 0 where the kernel does not count them.
 
     Source: https://www.kernel.org/doc/html/latest/admin-guide/cgroup-v2.html (`oom_kill`).
     """
@@ -42,7 +43,7 @@ def memory_kills() -> int:
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """The last error in a log behind its first `start` bytes; empty if it names none."""
+    """Return the last error in a log behind its first `start` bytes; "" if it names none."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -52,7 +53,7 @@ def last_error(log: Path, start: int = 0) -> str:
         return ""
     found = behind = ""
     for line in reversed(lines):
-        if _ERROR.match(line):  # of some the text begins on a line of its own
+        if _ERROR.match(line):  # the text of some errors begins on the next line
             found = line + behind if line.endswith(": ") else line
             break
         behind = line.strip() or behind
@@ -65,7 +66,7 @@ def is_about_room(text: str) -> bool:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the disk under a folder is; False for a folder that is not there."""
+    """Whether the disk under a folder is full; False for a folder that is not there."""
     try:
         return shutil.disk_usage(folder).free < FULL_BYTES
     except OSError:

@@ -1,8 +1,9 @@
-"""A process that we started: its start, its owner, its log, its end, and why it died.
+"""A process that we started: its start, its owner, its log, its end, and its cause of death.
 
-A child lives in a session of its own, so Ctrl-C on the terminal does not reach it, and all that it
-started in there can be ended with it. Its standard input is the *owner pipe*: nothing is ever
-written, and it closes when the process that started the child is gone, however that ended.
+A child lives in a session of its own, so Ctrl-C on the terminal does not reach it, and the
+processes that it started there can be ended with it. Its standard input is the *owner pipe*:
+nothing is ever written, and it closes when the process that started the child is gone, however that
+ended.
 
     LIVES    outlives its owner (a broker); its standard input is empty
     DRAINS   reads the pipe itself (`owner.when_gone`), and ends in good order
@@ -40,7 +41,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Orphaned(StrEnum):
-    """What a child does when its owner is gone."""
+    """Action of a child when its owner is gone."""
 
     LIVES = "lives"
     DRAINS = "drains"
@@ -48,7 +49,7 @@ class Orphaned(StrEnum):
 
 
 class Handle(Protocol):
-    """What a `Child` asks of a process: a `subprocess.Popen`, or one that a fork server made."""
+    """A process behind a `Child`: a `subprocess.Popen`, or a process that a fork server made."""
 
     @property
     def pid(self) -> int:
@@ -73,9 +74,9 @@ class Child:
         """
         Args:
             owner_fd: our end of its owner pipe; -1: it has none.
-            program: its process id, where `handle` is that of its reaper.
-            log: what it writes, behind what is in it; for its cause of death.
-            log_start: bytes of the log before it.
+            program: the program's process id, where `handle` is its reaper's; else 0.
+            log: file that its output is appended to, for its cause of death; None: none.
+            log_start: bytes of the log before its start.
         """
         self.started_s = time.monotonic()
         self._memory_kills = memory_kills()
@@ -85,7 +86,7 @@ class Child:
         self._owner_fd = owner_fd
         self._program = program
         self.pid = program or handle.pid
-        """Of the program: it leads a process group of this number."""
+        """Process id of the program: it leads a process group of this number."""
 
     @classmethod
     def started(
@@ -101,12 +102,12 @@ class Child:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
     ) -> Self:
-        """Start one; returns once its program runs.
+        """Start a child; return once its program runs.
 
         Args:
-            log: its output goes there, behind what is in it; instead of `stdout` and `stderr`,
-                which are those of `subprocess.Popen`.
-            environment: beside ours.
+            log: file that its output is appended to, instead of `stdout` and `stderr`, which are
+                those of `subprocess.Popen`.
+            environment: variables beside ours.
             without: variables of ours that it does not get.
             pass_fds: descriptors that it has under the same numbers.
             umask: of the files that it makes; -1: ours.
@@ -116,7 +117,7 @@ class Child:
         """
         is_held = orphaned is Orphaned.DIES
         with contextlib.ExitStack() as stack:
-            stdin, ours, told, tell = subprocess.DEVNULL, -1, -1, -1
+            stdin, ours, report_in, report_out = subprocess.DEVNULL, -1, -1, -1
             if orphaned is not Orphaned.LIVES:
                 stdin, ours = os.pipe()
                 stack.callback(os.close, stdin)
@@ -125,52 +126,52 @@ class Child:
                 undo.callback(os.close, ours)
             words = [str(word) for word in argv]
             if is_held:
-                told, tell = os.pipe()
-                stack.callback(os.close, told)
-                fds = ",".join(map(str, (tell, *pass_fds)))
+                report_in, report_out = os.pipe()
+                stack.callback(os.close, report_in)
+                fds = ",".join(map(str, (report_out, *pass_fds)))
                 words = [sys.executable, "-I", "-S", str(_REAPER), fds, *words]
-                pass_fds = (tell, *pass_fds)
+                pass_fds = (report_out, *pass_fds)
             ours_left = {name: text for name, text in os.environ.items() if name not in without}
             log_start = 0
             if log is not None:
                 stdout = stderr = stack.enter_context(log.open("ab"))
                 log_start = stdout.tell()
-            with contextlib.closing(_Fd(tell)):
+            with contextlib.closing(_Fd(report_out)):
                 process = subprocess.Popen(
                     words, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds,
                     umask=umask, env={**ours_left, **environment}, start_new_session=True,
                 )  # fmt: skip
-            program = _begun(process, told, words[5:]) if is_held else 0
+            program = _begun(process, report_in, words[5:]) if is_held else 0
             undo.pop_all()
         return cls(process, ours, program=program, log=log, log_start=log_start)
 
     @property
     def stdout(self) -> IO[bytes]:
-        """What it writes, where `stdout` was `subprocess.PIPE`."""
+        """Its output, where `stdout` was `subprocess.PIPE`."""
         assert isinstance(self._handle, subprocess.Popen)
         assert self._handle.stdout is not None
         return self._handle.stdout
 
     @property
     def stderr(self) -> IO[bytes]:
-        """The same of `stderr`."""
+        """Its error output, where `stderr` was `subprocess.PIPE`."""
         assert isinstance(self._handle, subprocess.Popen)
         assert self._handle.stderr is not None
         return self._handle.stderr
 
     def poll(self) -> int | None:
-        """The exit status (negative: a signal), or None while it, or what it started, runs."""
+        """Return the exit status (negative: a signal), or None while it, or its reaper, runs."""
         status = self._handle.poll()
         if status is not None:
             self._let_go()
         return status
 
     def signal(self, number: int) -> None:
-        """Send a signal to it alone; a child that is gone needs none."""
+        """Send a signal to the program alone; do nothing if it is gone."""
         self._send(os.kill, number)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended in time."""
+        """Wait for its end; return whether it ended in time."""
         deadline_s = time.monotonic() + timeout_s
         while self.poll() is None:
             if time.monotonic() > deadline_s:
@@ -179,9 +180,9 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """End it and all of its session at once, or (`DIES`) all that it ever started.
+        """End it and all of its session at once, or (`DIES`) every process that it ever started.
 
-        Returns at once: `poll` and `wait` say when it is gone.
+        Returns at once: `poll` and `wait` show when it is gone.
         """
         if self._program:
             self._let_go()
@@ -189,7 +190,7 @@ class Child:
             self._send(os.killpg, signal.SIGKILL)
 
     def end(self, patience_s: float = 0.0) -> int | None:
-        """Ask its session to end, kill what is left after `patience_s`; idempotent.
+        """Ask its session to end, kill the rest after `patience_s`; idempotent.
 
         Returns:
             Its exit status; None: it outlives SIGKILL by `GONE_S` (a hanging disk or device).
@@ -202,7 +203,7 @@ class Child:
         return self.poll()
 
     def cause(self) -> str:
-        """How it ended, in words, with the last error in its log; empty while it runs."""
+        """Return its end in words, with the last error in its log; "" while it runs."""
         status = self.poll()
         if status is None:
             return ""
@@ -210,20 +211,20 @@ class Child:
         return died(status) + (f": {found}" if found else "")
 
     def ran_out_of_memory(self) -> bool:
-        """Whether it ended by SIGKILL, and the kernel has killed something for memory meanwhile."""
+        """Whether it ended by SIGKILL, and the kernel has killed a process for memory meanwhile."""
         return self.poll() == -signal.SIGKILL and memory_kills() > self._memory_kills
 
     def last_error(self) -> str:
-        """The last error that it wrote; empty if there is none, or no log."""
+        """Return the last error that it wrote; "" if there is none, or no log."""
         return "" if self.log is None else last_error(self.log, self._log_start)
 
     def log_tail(self, num_lines: int = TAIL_LINES) -> Sequence[str]:
-        """The last lines of its log; empty if it wrote nothing, or has none."""
+        """Return the last lines of its log; none if it wrote nothing, or has no log."""
         return () if self.log is None else tail(self.log, num_lines)
 
     def _send(self, send: Callable[[int, int], None], number: int) -> None:
         if self._handle.poll() is None:
-            # PermissionError: on macOS that of a process which nobody has waited for.
+            # PermissionError: macOS raises it for an ended process that was not waited for.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(self.pid, number)
 
@@ -242,18 +243,18 @@ class _Fd:
             os.close(self._fd)
 
 
-def _begun(reaper: subprocess.Popen[bytes], told: int, argv: Sequence[str]) -> int:
-    """The program's process id, as its reaper says it.
+def _begun(reaper: subprocess.Popen[bytes], report: int, argv: Sequence[str]) -> int:
+    """Return the program's process id, which its reaper writes to `report`.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the program could not be started.
     """
     said, until_s = b"", time.monotonic() + BEGIN_S
     waiting = select.poll()  # `select` takes no descriptor above 1023
-    waiting.register(told, select.POLLIN)
+    waiting.register(report, select.POLLIN)
     while not said.endswith(b"\n"):
         ready = waiting.poll(1000 * max(0.0, until_s - time.monotonic()))
-        more = os.read(told, 64) if ready else b""
+        more = os.read(report, 64) if ready else b""
         if not more:
             reaper.kill()
             raise OSError(f"{argv[0]}: its reaper ended with status {reaper.wait()}")

@@ -1,16 +1,16 @@
-"""How many files and sockets a process may have open: as many as the system lets it."""
+"""The limit of open files and sockets of a process, raised as far as the system allows."""
 
 from __future__ import annotations
 
 import resource
 
-MOST = 65_536  # where the system knows no limit; macOS refuses what is far beyond
+MOST = 65_536  # limit where the system has none; macOS refuses far larger ones
 
 
 def raise_limit() -> int:
-    """Raise this process's soft limit to its hard one, which what it starts inherits; returns it.
+    """Raise this process's soft limit to its hard one, which its children inherit; return it.
 
-    Shells give 256 (macOS) or 1024 for the sake of programs that use `select`; ours do not.
+    Shells give 256 (macOS) or 1024 for programs that use `select`, which ours do not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else hard

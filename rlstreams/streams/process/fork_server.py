@@ -1,7 +1,7 @@
 """A process that has imported the heavy libraries once, and forks children that need them.
 
-It lives in a session of its own, as its children do: what the terminal sends to its foreground
-group must not end it, for the exit statuses of its children go through it.
+It lives in a session of its own, as its children do: the terminal's signals to its foreground group
+must not end it, for it passes on the exit statuses of its children.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from rlstreams.streams.process.child import Child
 
-UNLEARNT = 255  # what multiprocessing gives where the fork server is gone, which alone knew it
+UNLEARNT = 255  # multiprocessing's status where the fork server, which alone knew it, is gone
 _ITS_COMMAND = "from multiprocessing.forkserver import main"  # line
 
 C = TypeVar("C", bound=Child)
@@ -27,7 +27,7 @@ Run = Callable[[Sequence[str]], int]
 
 
 class ForkServer:
-    """Make it early: it imports beside us."""
+    """A fork server. Make it early: it imports while this process goes on."""
 
     def __init__(self, context: ForkServerContext, preload: Sequence[str]) -> None:
         """
@@ -41,10 +41,10 @@ class ForkServer:
         forkserver.ensure_running()
 
     def started(self, kind: type[C], run: Run, argv: Sequence[str], *, log: Path) -> C:
-        """A child that drains when we are gone (`Orphaned.DRAINS`); its status is what `run` gives.
+        """Fork a child that drains when we are gone (`Orphaned.DRAINS`); `run` returns its status.
 
         Args:
-            run: a function of a module; gets `argv`, the command that would start the same.
+            run: a module's function; it gets `argv`, the command that would start the same child.
             log: as in `Child.started`.
         """
         log_start = log.stat().st_size if log.exists() else 0
@@ -58,7 +58,7 @@ class ForkServer:
 
 
 def fork_context() -> ForkServerContext | None:
-    """None: this platform has no fork server."""
+    """Return the context of a fork server; None: this platform has none."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
     return multiprocessing.get_context("forkserver")
@@ -82,12 +82,12 @@ class Forked:
         if status == UNLEARNT:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, 0)
-                return None  # it lives on without the fork server
+                return None  # the child lives on without the fork server
         return status
 
 
 def _be(run: Run, argv: Sequence[str], log: Path, pipe: Connection) -> None:
-    """Runs in the child: look like one that was started by its command, then be it."""
+    """Run in the child: set up session and descriptors as for its command, then call `run`."""
     os.setsid()
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for fd, target_fd in ((pipe.fileno(), 0), (log_fd, 1), (log_fd, 2)):
@@ -98,4 +98,4 @@ def _be(run: Run, argv: Sequence[str], log: Path, pipe: Connection) -> None:
 
 
 if any(word.startswith(_ITS_COMMAND) for word in sys.orig_argv) and os.getsid(0) != os.getpid():
-    os.setsid()  # it imports this module first
+    os.setsid()  # the fork server imports this module first

@@ -1,8 +1,8 @@
-"""When a process that ended is started again, and when it is given up: pure.
+"""Rules by which an ended process is started again, or given up. Pure.
 
-Its deaths in a row are counted. A row ends with *headway*: what the process is for was done by it,
-whatever ended it afterwards, or it stood for `steady_s`. So what works for a while and fails is
-started again for ever, and what never works is given up:
+Its deaths in a row are counted. A row ends with *headway*: the process did its work, whatever ended
+it afterwards, or it stood for `steady_s`. So a process that works for a while and fails is started
+again for ever, and one that never works is given up:
 
     how it ended    headway    counts            is started again
     EXCUSED         either     as nothing        at once: it was meant to end
@@ -26,12 +26,12 @@ from enum import StrEnum
 from typing import NamedTuple
 
 FIRST_S = 0.5  # the pause after the first death; a start takes longer than that
-LONGEST_S = 15.0  # what is cured from outside is noticed within this
+LONGEST_S = 15.0  # the longest pause: a cure from outside is noticed within this
 _MOST_DOUBLED = 16  # beyond it 2 ** n only overflows
 
 
 class Ended(StrEnum):
-    """How a process ended, or a start of it."""
+    """Kinds of end of a process, or of a start of it."""
 
     EXCUSED = "excused"
     FAILED = "failed"
@@ -41,27 +41,27 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a process is granted."""
+    """Failures and times that a process is granted."""
 
-    failures: float = math.inf  # in a row; with this one it is given up
+    failures: float = math.inf  # failures in a row; with the last one it is given up
     first_s: float = FIRST_S
     longest_s: float = LONGEST_S
-    steady_s: float = math.inf  # to live so long is headway
+    steady_s: float = math.inf  # a life of this length is headway
     room_s: float = 0.0  # longest wait for room on a full disk; 0: for ever
 
 
 class Verdict(NamedTuple):
-    """What is done about an end."""
+    """The decision on an end."""
 
-    is_over: bool  # it is given up
+    is_over: bool  # the process is given up
     delay_s: float  # until its next start
     failures: int  # in this row
     row_s: float  # since the first death of this row
-    room_s: float  # since it waits for room on its disk
+    room_s: float  # since it has been waiting for room on its disk
 
 
 class Keeper:
-    """The memory of one process, or of those that took its place one after another."""
+    """The memory of one process and its successors: deaths in a row, failures, waits for room."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -72,12 +72,12 @@ class Keeper:
     def ended(
         self, how: Ended, now_s: float, *, has_headway: bool = False, lived_s: float = 0.0
     ) -> Verdict:
-        """Take an end; what to do about it.
+        """Take an end; return the decision on it.
 
         Args:
-            now_s: of a clock that never goes back.
-            has_headway: it did what it is for since its start.
-            lived_s: since its start; 0: the start itself failed.
+            now_s: time of a clock that never goes back.
+            has_headway: it has done its work since its start.
+            lived_s: time since its start; 0: the start itself failed.
         """
         if has_headway or lived_s >= self._limits.steady_s:
             self._deaths = self._failures = 0
@@ -98,7 +98,7 @@ class Keeper:
         )
 
     def has_room(self) -> None:
-        """A start had room: what comes is another wait."""
+        """Note that a start had room: a full disk from now on is another wait."""
         self._full_since_s = None
 
     @property

@@ -1,4 +1,4 @@
-"""How a child hears that its owner is gone: the pipe that is its standard input closes."""
+"""A child's notice that its owner is gone: the pipe that is its standard input closes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 def when_gone(act: Callable[[], object]) -> None:
     """Call `act`, from another thread, once the owner of this process is gone. Call it once.
 
-    Only where `Child` started this process with `Orphaned.DRAINS`. Standard input is empty from
-    here on: neither this process nor what it starts reads the pipe by mistake.
+    Call it only where `Child` started this process with `Orphaned.DRAINS`. Standard input is empty
+    from here on: neither this process nor its children read the pipe by mistake.
     """
     pipe = os.dup(0)  # not for children
     null = os.open(os.devnull, os.O_RDONLY)

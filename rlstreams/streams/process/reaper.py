@@ -1,14 +1,16 @@
-"""A process between a child and its owner: when the owner goes, all that the child started goes.
+"""A process between a child and its owner: with the owner it ends all that the child started.
 
-    python -I -S reaper.py TELL,FD... PROGRAM ARGUMENT...
+    python -I -S reaper.py REPORT,FD... PROGRAM ARGUMENT...
 
-It adopts whatever loses its parent below it (`PR_SET_CHILD_SUBREAPER`), so nothing that the program
-starts gets away: neither by a session of its own, nor by a cleared environment, nor by a double
-fork. When PROGRAM ends, or standard input closes (`Child`: the owner let go, or is gone), it kills
-all of that, and ends as PROGRAM did. TELL is told `PID 0`, or `0 ERRNO` where PROGRAM cannot be
-started; the other descriptors are PROGRAM's. Without imports of ours: it starts with 30 ms of CPU.
+It adopts every process below it that loses its parent (`PR_SET_CHILD_SUBREAPER`), so no process
+that the program starts gets away: neither by a session of its own, nor by a cleared environment,
+nor by a double fork. When PROGRAM ends, or standard input closes (`Child`: the owner let go, or is
+gone), it kills all of them, and ends as PROGRAM did. It writes `PID 0` to REPORT, or `0 ERRNO`
+where PROGRAM cannot be started; the other descriptors are PROGRAM's. It imports no module of ours,
+so that it starts with 30 ms of CPU.
 
-Other systems than Linux have no such adoption: there, what left the program's process group stays.
+Other systems than Linux have no such adoption: there, processes that left the program's process
+group stay.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import signal
 import sys
 import time
 
-LIMIT_S = 8.0  # for what SIGKILL does not end: its device or disk hangs
+LIMIT_S = 8.0  # longest wait for a process that SIGKILL does not end: its device or disk hangs
 _AGAIN_S = 0.002
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -29,8 +31,8 @@ _IS_LINUX = sys.platform == "linux"
 
 
 def main(fds: list[int], command: list[str]) -> None:
-    """Start `command`, stay until it or the owner is gone, end the rest; never returns."""
-    tell, *theirs = fds
+    """Start `command`, stay until it or the owner is gone, end all others; never returns."""
+    report, *theirs = fds
     if _IS_LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1):
         sys.stderr.write("reaper: the system lets no process adopt orphans: some may stay\n")
         sys.stderr.flush()
@@ -39,10 +41,10 @@ def main(fds: list[int], command: list[str]) -> None:
         os.set_blocking(fd, False)
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        # Until it runs another program, it holds an end that tells of this one's failure.
-        pid = _start(command, tell)
+        # Until the child runs another program, it holds a pipe's end for an error of this one.
+        pid = _start(command, report)
     except OSError as err:
-        os.write(tell, f"0 {err.errno}\n".encode())
+        os.write(report, f"0 {err.errno}\n".encode())
         os._exit(1)
     for fd in theirs:
         os.close(fd)
@@ -50,21 +52,21 @@ def main(fds: list[int], command: list[str]) -> None:
         signal.signal(number, lambda number, _frame: _send(pid, number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    os.write(wake, b"\0")  # a program that ended before: of that nothing more would be heard
+    os.write(wake, b"\0")  # a program that ended before the handler was set sends no more signal
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-    os.write(tell, f"{pid} 0\n".encode())
-    os.close(tell)
+    os.write(report, f"{pid} 0\n".encode())
+    os.close(report)
     status = _stay(pid, woken)
     os.set_blocking(wake, True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _end_as(_end_all(pid, status))
 
 
-def _start(command: list[str], tell: int) -> int:
-    """The program's process id, once it is that program.
+def _start(command: list[str], report: int) -> int:
+    """Start the program; return its process id, once it runs.
 
     Raises:
-        OSError: it is not there, or the system has no room.
+        OSError: the program is not there, or the system has no room.
     """
     failed, fail = os.pipe()  # both close when another program begins
     if pid := os.fork():
@@ -75,7 +77,7 @@ def _start(command: list[str], tell: int) -> int:
             raise OSError(int(number), "")
         return pid
     try:
-        os.close(tell)
+        os.close(report)
         os.setsid()
         if _IS_LINUX:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -94,7 +96,7 @@ def _start(command: list[str], tell: int) -> int:
 
 
 def _stay(pid: int, woken: int) -> int | None:
-    """Until the program ended: its wait status; or the owner let go: None."""
+    """Wait; return the program's wait status once it has ended, or None once the owner let go."""
     while True:
         ready, _, _ = select.select([0, woken], [], [])
         if woken in ready:
@@ -106,10 +108,10 @@ def _stay(pid: int, woken: int) -> int | None:
 
 
 def _reap(pid: int) -> int | None:
-    """Collect who ended; the program's wait status, if it is among them.
+    """Collect ended children; return the program's wait status, if it is among them.
 
     Raises:
-        ChildProcessError: nobody is left.
+        ChildProcessError: no child is left.
     """
     found = None
     while (one := os.waitpid(-1, os.WNOHANG))[0]:
@@ -121,7 +123,7 @@ def _reap(pid: int) -> int | None:
 
 
 def _end_all(pid: int, status: int | None) -> int:
-    """Kill what is left, until nothing is; the program's wait status."""
+    """Kill all descendants until none is left; return the program's wait status."""
     until_s = time.monotonic() + LIMIT_S
     if not _IS_LINUX:
         _send(pid, signal.SIGKILL)
@@ -141,7 +143,7 @@ def _end_all(pid: int, status: int | None) -> int:
 
 
 def _descendants() -> list[int]:
-    """Whose parent, or whose parent's parent and so on, this process is."""
+    """Return the process ids of this process's descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -167,7 +169,7 @@ def _send(group: int, number: int) -> None:
 
 
 def _end_as(status: int) -> None:
-    """End with the same exit status, or by the same signal; a core is the program's to leave."""
+    """End with the same exit status, or by the same signal; only the program leaves a core."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,7 +1,7 @@
 """Recordings: a run's topics as Parquet files and a manifest. Format: README.md here.
 
-Reader and writer are imported when they are asked for: pyarrow takes a third of a second, and who
-only asks whether a folder is a recording needs none of it.
+Reader and writer are imported on first use: pyarrow takes a third of a second, and the check
+whether a folder is a recording needs none of it.
 """
 
 from __future__ import annotations

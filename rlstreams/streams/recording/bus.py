@@ -1,7 +1,7 @@
-"""A recording behind the port `Bus`: whatever reads a run reads a recording, without a broker.
+"""A recording behind the port `Bus`: every reader of a run reads a recording, without a broker.
 
-Positions are those of the recorded log. What is not in the recording is passed over, as compaction
-and transaction markers are.
+Positions are those of the recorded log. Offsets that are not in the recording are passed over, as
+those of compacted records and transaction markers are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlstreams.streams.recording.reader import Recording
 
 
 class RecordingBus(Closing):
-    """Reads `recording`, which stays its owner's to close; methods as in `Bus`."""
+    """The port `Bus` on `recording`, which its owner closes; methods as in `Bus`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -31,36 +31,36 @@ class RecordingBus(Closing):
         return self._topic(topic).partitions
 
     def topic_ids(self, topics: Sequence[str]) -> Mapping[str, str]:
-        """The id that each topic had."""
+        """Return the id that each topic had."""
         return {topic: self._topic(topic).id for topic in topics}
 
     def settings(self, topic: str) -> Mapping[str, str]:
-        """A recording removes nothing."""
+        """Return unlimited retention: a recording removes nothing."""
         self._topic(topic)
         return {"retention.ms": "-1", "retention.bytes": "-1"}
 
     def cluster_id(self) -> str:
-        """The id of the cluster that it was recorded from."""
+        """Return the id of the recorded cluster."""
         return self._recording.manifest.cluster_id
 
     def schemas(self) -> SchemaTexts:
-        """Those that its files hold."""
+        """Return the schemas that its files hold."""
         return self._recording.schemas
 
     def beginnings(self, topic: str) -> Mapping[Partition, int]:
-        """Where recording began."""
+        """Return the offsets at which recording began."""
         return {p: span[0] for p, span in self._spans(topic)}
 
     def ends(self, topic: str) -> Mapping[Partition, int]:
-        """Where recording stopped."""
+        """Return the offsets at which recording stopped."""
         return {p: span[1] for p, span in self._spans(topic)}
 
     def written_since(self, partition: Partition, at_ms: int) -> tuple[int, int]:
-        """All of it: times are no index of a recording."""
+        """Return the partition's whole span: a recording has no index by time."""
         return dict(self._spans(partition.topic))[partition]
 
     def committed(self, group: str, topic: str) -> Mapping[Partition, Committed]:
-        """Raises NoGroupsError: what a group committed is not recorded."""
+        """Raise NoGroupsError: positions of groups are not recorded."""
         self._topic(topic)
         raise NoGroupsError(f"{self._recording.folder} has no positions of {group} in {topic}")
 
@@ -79,7 +79,7 @@ class RecordingBus(Closing):
         )
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the recording's owner closes it."""
 
     def _topic(self, name: str) -> RecordedTopic:
         found = self._recording.manifest.topics.get(name)
@@ -122,7 +122,7 @@ class RecordingReader(Closing):
         """Read exactly these partitions from these offsets on.
 
         Raises:
-            OffsetGoneError: before what was recorded; names where that begins.
+            OffsetGoneError: an offset before the recording's first; names that one.
         """
         for partition, offset in offsets.items():
             first, _ = self._recording.spans.get(partition, (0, 0))
@@ -135,9 +135,9 @@ class RecordingReader(Closing):
         self._records = self._recording.records(start=offsets)
 
     def positions(self) -> Mapping[Partition, int]:
-        """Next offset to deliver by partition."""
+        """Return the next offset to deliver by partition."""
         return dict(self._at)
 
     def close(self) -> None:
-        """Release what is being read."""
+        """Release the row groups being read."""
         self._records = iter(())

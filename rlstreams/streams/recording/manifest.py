@@ -32,7 +32,7 @@ class DamagedError(RecordingError):
 
 
 class NotRecordedError(RecordingError):
-    """What was asked for is not in the recording; says what is there instead."""
+    """A requested record or step is not in the recording; names those that are."""
 
 
 MANIFEST_FILE = "manifest.json"
@@ -58,34 +58,34 @@ class RecordedTopic:
     partitions: int
     num_records: int = 0
     first: dict[str, int] = field(default_factory=dict)  # partition -> first offset that was there
-    next: dict[str, int] = field(default_factory=dict)  # partition -> where recording stopped
+    next: dict[str, int] = field(default_factory=dict)  # partition -> offset of its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a recording is of."""
+    """The description of a recording: its run, topics, positions and files."""
 
     format: int = FORMAT
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # stands in each of its files
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # written into each of its files
     run: str
     state: str = "recording"  # or "sealed"
     started_at_ms: int
     finished_at_ms: int = 0
     cluster_id: str = ""
     config: str = ""  # the run's configuration as JSON, without secrets
-    versions: dict[str, str] = field(default_factory=dict)  # of code and packages that recorded
+    versions: dict[str, str] = field(default_factory=dict)  # of the recorder's code and packages
     hashes: dict[str, str] = field(default_factory=dict)  # data set, tokenizer, model: as claimed
     topics: dict[str, RecordedTopic] = field(default_factory=dict)
     files: list[RecordedFile] = field(default_factory=list)
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it was finished, and nothing of it should change any more."""
+        """Whether the recording is finished, so that no file of it should change any more."""
         return self.state == "sealed"
 
 
 def save(manifest: Manifest, folder: Path) -> None:
-    """Write it, whole or not at all."""
+    """Write the manifest, whole or not at all."""
     plain = msgspec.to_builtins(manifest)
     text = json.dumps({**plain, "manifest_sha256": _digest(plain)}, indent=1, sort_keys=True)
     temporary = folder / f".{MANIFEST_FILE}.tmp"
@@ -94,7 +94,7 @@ def save(manifest: Manifest, folder: Path) -> None:
 
 
 def load(folder: Path) -> Manifest:
-    """The manifest of a recording.
+    """Read the manifest of a recording.
 
     Raises:
         ForeignFileError: no recording, or one of another format.
@@ -146,13 +146,13 @@ def _digest(plain: Mapping[str, object]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content, hexadecimal."""
+    """Return the SHA-256 of a file's content, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def recorded_file(folder: Path, name: str, num_records: int) -> RecordedFile:
-    """A file of a folder, with its hash."""
+    """Return the entry of a folder's file, with its hash."""
     path = folder / name
     size_bytes, sha256 = path.stat().st_size, sha256_of(path)
     return RecordedFile(name=name, size_bytes=size_bytes, sha256=sha256, num_records=num_records)

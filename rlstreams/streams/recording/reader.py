@@ -51,11 +51,11 @@ from rlstreams.streams.recording.table import (
 )
 
 E = TypeVar("E", bound=Event)
-_HELD_GROUPS = 8  # that were looked into last
+_HELD_GROUPS = 8  # row groups kept in memory, the last used
 
 
 class Recording(Closing):
-    """A recording, opened for reading; also one that is still being written.
+    """A recording, opened for reading, even while it is being written.
 
     Raises:
         ForeignFileError: no recording, or one of another format.
@@ -66,11 +66,11 @@ class Recording(Closing):
         self.folder = Path(folder)
         self.manifest: Manifest = load(self.folder)
         self.schemas: dict[bytes, str] = {}  # of other releases, by fingerprint: for `decode`
-        self.spans: dict[Partition, tuple[int, int]] = {}  # what was read: first and next offset
+        self.spans: dict[Partition, tuple[int, int]] = {}  # recorded: first and next offset
         self.groups: list[RowGroup] = []
         self.num_by_file: Counter[str] = Counter()  # records of each file, of each topic
         self.num_by_topic: Counter[str] = Counter()
-        self.problems: list[str] = []  # what is missing, a sentence each
+        self.problems: list[str] = []  # missing or unusable files, a sentence each
         self._group = lru_cache(maxsize=_HELD_GROUPS)(self._read_group)
         for name, known in self._names().items():
             try:
@@ -79,7 +79,7 @@ class Recording(Closing):
                 held = f" ({counted(known.num_records, 'record')})" if known else ""
                 self.problems.append(f"{err}{held}")
         for topic, found in self.manifest.topics.items():
-            for number, first in found.first.items():  # of a sealed one; files may be missing
+            for number, first in found.first.items():  # a sealed recording's; files may be missing
                 self.spans[Partition(topic, int(number))] = first, found.next[number]
         self._by_partition: dict[Partition, list[RowGroup]] = {}
         for group in self.groups:
@@ -89,7 +89,7 @@ class Recording(Closing):
 
     @property
     def num_records(self) -> int:
-        """Records that can be read."""
+        """Number of records that can be read."""
         return self.num_by_file.total()
 
     @property
@@ -104,10 +104,10 @@ class Recording(Closing):
         *,
         start: Mapping[Partition, int] | None = None,
     ) -> Iterator[RawRecord]:
-        """Records of these topics (none named: all) in the order of their timestamps.
+        """Yield records of these topics (none named: all) in the order of their timestamps.
 
-        Within a partition they come as they were delivered, whatever their timestamps say; ties
-        are broken by topic and partition. Memory is a row group of each partition.
+        Within a partition they come as they were delivered, whatever their timestamps; ties are
+        broken by topic and partition. Memory is a row group of each partition.
 
         Args:
             topics: names without the run's prefix.
@@ -124,7 +124,7 @@ class Recording(Closing):
             yield raw
 
     def partition(self, partition: Partition, *, start: int = 0) -> Iterator[RawRecord]:
-        """One partition's records from offset `start` on, as they were delivered."""
+        """Yield one partition's records from offset `start` on, as they were delivered."""
         for group in self._by_partition.get(partition, ()):
             if group.offsets[1] >= start:
                 for raw in records_of(read_group(self.folder, group), partition):
@@ -132,32 +132,32 @@ class Recording(Closing):
                         yield raw
 
     def events(self, kind: type[E]) -> Iterator[Record[E]]:
-        """Every event of one kind, as `records` orders them; what is no event is passed by."""
+        """Yield every event of one kind, in the order of `records`; pass by records of no event."""
         for raw in self.records([topic.name for topic in TOPICS if kind in topic.events]):
             event = self.event(raw)
             if isinstance(event, kind):
                 yield Record(event=event, raw=raw)
 
     def event(self, raw: RawRecord) -> Event | None:
-        """The record's event, or None where it is none."""
+        """Return the record's event; None: it is no event of ours."""
         try:
             return self.decoded(raw).event
         except DecodeError:
             return None
 
     def decoded(self, raw: RawRecord) -> Record[Event]:
-        """The record with its event, also under a schema of another release.
+        """Decode a record, also under a schema of another release.
 
         Raises:
-            schemas.DecodeError: it is no event, or nobody knew its schema when it was recorded.
+            schemas.DecodeError: it is no event, or its schema was not known when it was recorded.
         """
         return decoded(raw, self.schemas)
 
     def at(self, position: Position) -> RawRecord:
-        """The record at a position of the recorded log.
+        """Return the record at a position of the recorded log.
 
         Raises:
-            NotRecordedError: there is none; says what is there of that partition.
+            NotRecordedError: there is none; names the recorded offsets of that partition.
             DamagedError: bytes were changed.
         """
         topic, number, offset = position
@@ -169,7 +169,7 @@ class Recording(Closing):
         raise NotRecordedError(f"{position} is not in {self.folder}: {self._there(position)}")
 
     def keyed(self, topic: str, keys: Collection[bytes]) -> Iterator[RawRecord]:
-        """The records of a topic with one of these keys; only their row groups are read."""
+        """Yield the records of a topic with one of these keys; only their row groups are read."""
         wanted = _array_of(sorted(keys))
         for partition, groups in sorted(self._by_partition.items()):
             for group in groups if partition.topic == topic else ():
@@ -180,11 +180,11 @@ class Recording(Closing):
                         yield from records_of(table, partition)
 
     def close(self) -> None:
-        """Forget what was read; files are open only while they are read."""
+        """Drop the row groups in memory; files are open only while they are read."""
         self._group.cache_clear()
 
     def _names(self) -> dict[str, RecordedFile | None]:
-        """Files that should be there and files that are; of a sealed one as it names them."""
+        """Return the files that should be there, with their entries if sealed; note strangers."""
         names = {path.name for path in self.folder.glob(f"*{SUFFIX}")}
         known: dict[str, RecordedFile | None] = {
             file.name: file for file in self.manifest.files if file.num_records
@@ -217,7 +217,7 @@ class Recording(Closing):
         self.groups += groups
 
     def _read_group(self, group: RowGroup) -> dict[int, RawRecord]:
-        """The records of a row group by offset."""
+        """Return the records of a row group by offset."""
         records = records_of(read_group(self.folder, group), group.partition)
         return {raw.position.offset: raw for raw in records}
 
@@ -233,7 +233,7 @@ class Recording(Closing):
 
 
 def _array_of(keys: Sequence[bytes]) -> pa.BinaryArray:
-    """From buffers: `pyarrow.array` imports pandas where that is installed, for half a second."""
+    """Make an array from buffers: `pyarrow.array` would import pandas, for half a second."""
     ends = list(itertools.accumulate(map(len, keys), initial=0))
     offsets = pa.py_buffer(struct.pack(f"={len(ends)}i", *ends))
     values = pa.py_buffer(b"".join(keys))
@@ -245,7 +245,7 @@ def _may_hold(group: RowGroup, keys: Collection[bytes]) -> bool:
 
 
 def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int], RawRecord]]:
-    """With what orders them across partitions: time never goes back within one."""
+    """Yield records with their sort keys across partitions: time never goes back within one."""
     now_ms = 0
     for raw in records:
         now_ms = max(now_ms, raw.timestamp_ms)
@@ -253,7 +253,9 @@ def _timed(records: Iterable[RawRecord]) -> Iterator[tuple[tuple[int, str, int],
 
 
 def verify(folder: Path) -> list[str]:
-    """What is not as it was written, a sentence each: hashes, pages, events; changes nothing.
+    """Return each difference from the bytes as written, a sentence each; change nothing.
+
+    Compares hashes, page checksums and events.
 
     Raises:
         ForeignFileError: no recording, or one of another format.

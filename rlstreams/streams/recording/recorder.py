@@ -1,7 +1,7 @@
-"""From a bus into a recording: a stretch of the log, or a live run as it goes.
+"""Records a bus: a stretch of the log, or a live run as it goes.
 
-The ends of the stretch are asked for downstream topics first, so that what a recorded step used was
-written before its own end was known: it is in the recording too.
+The ends of the stretch are asked for downstream topics first: the records that a recorded step used
+were written before their own topic's end was asked for, so they are in the recording too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEADLINE_S = 60.0  # longest wait for the next record below a known end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """For whoever watches."""
+    """Progress of a recording."""
 
     num_records: int  # written by this process
     num_bytes: int  # read by it
@@ -41,11 +41,11 @@ class Progress:
 
 
 class Recorder(Closing):
-    """Reads topics of a run from where the recording stands.
+    """Reads topics of a run from the recording's positions on.
 
     Args:
-        bus: of the run.
-        writer: of the recording; a resumed one goes on at its positions.
+        bus: the run's.
+        writer: the recording's; a resumed one goes on at its positions.
         on_progress: called after each poll.
     """
 
@@ -64,16 +64,16 @@ class Recorder(Closing):
         self._reader = bus.reader(self._first | begun)
         self._ends: dict[Partition, int] = {}
         self._num_bytes = 0
-        self._ask_at_s = 0.0  # not before: the broker of a run that is over may be gone
-        self.trainer_state = ""  # what the newest epoch's trainer said last
+        self._ask_at_s = 0.0  # earliest next request: the broker of a finished run may be gone
+        self.trainer_state = ""  # in the newest epoch's last heartbeat
         self._epoch = 0
 
     def up_to_now(self) -> None:
-        """Record what the topics hold at this moment, and commit; nothing is read after it.
+        """Record the topics up to their present ends, and commit; nothing is read after it.
 
         Raises:
-            DeadlineError: the broker stopped delivering; names where.
-            OffsetGoneError: retention removed what a resumed recording would go on with.
+            DeadlineError: the broker stopped delivering; names the position.
+            OffsetGoneError: retention removed records that a resumed recording would go on with.
         """
         self._ends = self._offsets(self._bus.ends)
         for raws in read_to(self._reader, self._ends, DEADLINE_S, batch=_BATCH):
@@ -81,7 +81,7 @@ class Recorder(Closing):
         self.commit()
 
     def step(self, timeout_s: float) -> int:
-        """Record what is there; the number of records that were read."""
+        """Record available records; return the number that was read."""
         raws = self._reader.poll(_BATCH, timeout_s)
         self._record(raws)
         return len(raws)
@@ -96,7 +96,7 @@ class Recorder(Closing):
         self._on_progress(Progress(num_records=written, num_bytes=read, behind=self._behind()))
 
     def commit(self) -> None:
-        """Make what was taken count."""
+        """Give the records taken so far their file."""
         self._writer.commit(self._positions(), self._first)
 
     def close(self) -> None:
@@ -104,14 +104,14 @@ class Recorder(Closing):
         self._reader.close()
 
     def _take(self, raw: RawRecord) -> None:
-        """Append it, and note what it says."""
+        """Append a record; note its schema, claim or heartbeat."""
         self._num_bytes += len(raw.value)
         if raw.position.topic == t.SCHEMAS.name:
             text = bytes(raw.value).decode("utf-8", "replace")
             if fingerprint_of_foreign(text) is not None:
                 self._writer.learn(text)
         event = None
-        with suppress(DecodeError):  # recorded as it is
+        with suppress(DecodeError):  # a record that does not decode is recorded all the same
             event = decoded(raw, self).event
         if isinstance(event, TrainerStarted) and event.epoch > self._epoch:
             self._epoch, self.trainer_state = event.epoch, ""
@@ -120,7 +120,7 @@ class Recorder(Closing):
         self._writer.append(raw, event)
 
     def get(self, print_: bytes, /) -> str | None:
-        """The port `SchemaTexts`: what was recorded, or the bus knows."""
+        """Return a schema text that was recorded, or that the bus knows (port `SchemaTexts`)."""
         text = self._writer.schemas.get(print_)
         if text is None and time.monotonic() >= self._ask_at_s:
             try:
@@ -132,7 +132,7 @@ class Recorder(Closing):
         return text
 
     def _positions(self) -> dict[Partition, int]:
-        """Next offsets to read: what was delivered behind the stretch does not count."""
+        """Return the next offsets to read; records behind the stretch do not count."""
         positions = self._reader.positions()
         return {p: min(at, self._ends.get(p, at)) for p, at in positions.items()}
 

@@ -1,7 +1,7 @@
-"""The Parquet table of a recording: its columns, records as rows, and what a footer says.
+"""The Parquet table of a recording: its columns, records as rows, and its footer.
 
 A row group holds records of one partition, as they were delivered. So the minima and maxima in the
-footers say where a partition, an offset, a time or a key may lie, and nothing else is an index.
+footers are an index by partition, offset, time and key; there is no other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.recording.manifest import DamagedError, ForeignFileError
 
 _HEADER = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
-# Footers are read by the place of a column: those without children come first.
+# Footers are read by the place of a column: columns without children come first.
 SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -47,12 +47,12 @@ SCHEMA = pa.schema(
 INDEXED = SCHEMA.names[:9]
 RECORD = ("offset", "time", "key", "part_offsets", "headers", "value")
 _FOOTER_KEY = b"rlstreams"
-# What pyarrow raises for bytes that are no table, or no longer one.
+# Errors that pyarrow raises for bytes that are no table, or no longer one.
 UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, MemoryError)
 
 
 class Footer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of itself, as JSON under the key `rlstreams` of its footer."""
+    """Metadata of a file, as JSON under the key `rlstreams` of its footer."""
 
     recording: str  # id of its manifest
     run: str
@@ -71,28 +71,28 @@ class RowGroup(NamedTuple):
     num_records: int
     offsets: tuple[int, int]  # least and greatest
     times_ms: tuple[int, int]
-    keys: tuple[bytes, bytes] | None  # None: the footer does not tell
+    keys: tuple[bytes, bytes] | None  # least and greatest; None: not in the footer
     size_bytes: int  # before compression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Index columns of an event; None where it has no such thing."""
+    """Index columns of an event; None where it has no such field."""
 
     group_id: str | None = None
     sample: int | None = None
     session: str | None = None  # of an agent, where the event has no sample
     step: int | None = None
-    version: int | None = None  # what it made, announced or loaded; the newest that sampled it
+    version: int | None = None  # that it made, announced or loaded; the newest that sampled it
 
     @property
     def name(self) -> str | None:
-        """Of the sample: `17/3`."""
+        """Name of the sample, `17/3`, or of the session."""
         return self.session if self.sample is None else f"{self.group_id}/{self.sample}"
 
 
 def facts_of(event: Event | None) -> Facts:
-    """What the event says; of a record that is no event, nothing."""
+    """Return an event's index columns; empty ones for a record of no event."""
     subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
     versions: list[Any]
     if isinstance(subject, Trajectory):
@@ -114,7 +114,7 @@ def facts_of(event: Event | None) -> Facts:
 
 
 def row_of(raw: RawRecord, event: Event | None) -> tuple[Any, ...]:
-    """The record as a row, in the order of `SCHEMA`."""
+    """Return the record as a row, in the order of `SCHEMA`."""
     facts = facts_of(event)
     return (
         *raw.position,
@@ -131,14 +131,14 @@ def row_of(raw: RawRecord, event: Event | None) -> tuple[Any, ...]:
 
 
 def table_of(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    """Rows as a table."""
+    """Return rows as a table."""
     columns = zip(*rows, strict=True)
     arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
 def records_of(table: pa.Table, partition: Partition) -> Iterator[RawRecord]:
-    """The records of a table with the columns `RECORD`: values bit for bit as they were read."""
+    """Yield the records of a table with the columns `RECORD`: values bit for bit as read."""
     columns: list[list[Any]] = [
         (column.cast(pa.int64()) if name == "time" else column).to_pylist()
         for name, column in ((name, table[name]) for name in RECORD)
@@ -156,7 +156,7 @@ def records_of(table: pa.Table, partition: Partition) -> Iterator[RawRecord]:
 
 
 def read_group(folder: Path, group: RowGroup, columns: Iterable[str] = RECORD) -> pa.Table:
-    """Columns of a row group; every page's checksum is looked at.
+    """Read columns of a row group; every page's checksum is verified.
 
     Raises:
         DamagedError: bytes are missing or were changed.
@@ -170,10 +170,10 @@ def read_group(folder: Path, group: RowGroup, columns: Iterable[str] = RECORD) -
 
 
 def read_footer(path: Path) -> tuple[Footer, list[RowGroup]]:
-    """What a file of a recording says that it holds.
+    """Read the footer and the row groups of a recording's file.
 
     Raises:
-        ForeignFileError: another file.
+        ForeignFileError: a file of another kind.
         DamagedError: bytes are missing or were changed.
     """
     try:
@@ -218,5 +218,5 @@ def _row_group(file: str, number: int, metadata: Any) -> RowGroup:  # noqa: ANN4
 
 
 def footer_metadata(footer: Footer) -> dict[bytes, bytes]:
-    """As it stands in a file."""
+    """Return the footer as Parquet key-value metadata."""
     return {_FOOTER_KEY: msgspec.json.encode(footer)}

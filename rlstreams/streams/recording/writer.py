@@ -45,19 +45,19 @@ from rlstreams.streams.synced import replace_synced, sync
 LOCK_FILE = ".writer.lock"
 GROUPS_BYTES = 32_000_000  # values that wait in memory before they become row groups
 ROLL_BYTES = 256_000_000  # values in one file
-ROLL_S = 60.0  # what a kill may cost
+ROLL_S = 60.0  # longest time between two files: a kill costs so much
 
 
 class RecordingWriter(Closing):
-    """A recording in the making; one writer at a time holds it.
+    """A recording in the making; one writer at a time holds its lock.
 
     Args:
-        folder: made if it is not there; one with an unfinished recording is continued.
-        manifest: of a new recording; an old one keeps its own.
+        folder: made if it is not there; an unfinished recording in it is continued.
+        manifest: manifest of a new recording; a continued one keeps its own.
 
     Raises:
-        RecordingError: the folder holds something else, a sealed recording, or another run's; or
-            another process writes it, which is named.
+        RecordingError: the folder holds other files, a sealed recording, or another run's; or
+            another process, which is named, writes to it.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -67,12 +67,12 @@ class RecordingWriter(Closing):
         self.spans: dict[Partition, tuple[int, int]] = {}  # first offset, next to read
         self._waiting: dict[Partition, list[tuple[Any, ...]]] = {}
         self._waiting_bytes = self._file_bytes = self._number = 0
-        self._opened_s: float | None = None  # since when the open file has records
+        self._opened_s: float | None = None  # monotonic time of the open file's first record
         self._parquet: pq.ParquetWriter | None = None
-        # Behind a record whose parts had not all come, others had: they are delivered again.
+        # Records that came behind an incomplete one are in the files, and are delivered again.
         self._written: set[tuple[str, int, int]] = set()
         self._ours = {fingerprint(schema_text(cls.__name__)) for cls in EVENTS}
-        _begun(folder, manifest)  # what is refused is left as it is
+        _begun(folder, manifest)  # a folder that is refused stays as it is
         folder.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
         with ExitStack() as stack:
@@ -95,8 +95,10 @@ class RecordingWriter(Closing):
         )
 
     def append(self, raw: RawRecord, event: Event | None = None) -> None:
-        """Add one record, with its event if it is one; it counts from the next `commit` on. One
-        that is there is passed by."""
+        """Add one record, with its event if it has one; it counts from the next `commit` on.
+
+        A record that is in the files already is passed by.
+        """
         if raw.position in self._written:
             return
         self._opened_s = self._opened_s or time.monotonic()
@@ -108,7 +110,7 @@ class RecordingWriter(Closing):
             self._write_groups()
 
     def learn(self, text: str) -> None:
-        """Take note of a schema; that of another release goes into the files to come."""
+        """Note a schema; another release's goes into the files to come."""
         if (print_ := fingerprint(text)) not in self._ours:
             self.schemas[print_] = text
 
@@ -117,7 +119,7 @@ class RecordingWriter(Closing):
 
         Args:
             positions: next offset to read, by partition.
-            first: offset at which reading began; of partitions that are new here.
+            first: offset at which reading began, of partitions that are new in the recording.
         """
         for p, at in positions.items():
             begun, _ = self.spans.get(p, (first.get(p, at), at))
@@ -143,8 +145,11 @@ class RecordingWriter(Closing):
         self._number += 1
 
     def seal(self, *, extra: Manifest | None = None) -> Manifest:
-        """Finish: everything synced, hashed and named in the manifest; `extra` is one with facts
-        that became known meanwhile (hashes, configuration)."""
+        """Finish: sync and hash every file, and name it in the manifest.
+
+        Args:
+            extra: a manifest with facts that became known meanwhile (hashes, configuration).
+        """
         self._drop()
         copies = [p for p in self.folder.rglob("*") if p.is_dir() or p.parent != self.folder]
         for path in copies:  # weights and checkpoints, and their folders
@@ -174,7 +179,7 @@ class RecordingWriter(Closing):
         return self.manifest
 
     def close(self) -> None:
-        """Release file and lock; what was not committed is gone. Idempotent."""
+        """Release file and lock; uncommitted records are lost. Idempotent."""
         self._held.close()
 
     @property
@@ -182,7 +187,7 @@ class RecordingWriter(Closing):
         return self.folder / ".open.tmp"
 
     def _write_groups(self) -> pq.ParquetWriter:
-        """One row group for each partition of which records wait."""
+        """Write a row group for each partition with waiting records."""
         if self._parquet is None:
             self._parquet = pq.ParquetWriter(
                 self._temporary,
@@ -199,7 +204,7 @@ class RecordingWriter(Closing):
         return self._parquet
 
     def _drop(self) -> None:
-        """Forget the open file."""
+        """Drop the open file and the waiting records."""
         if self._parquet is not None:
             self._parquet.close()
             self._parquet = None
@@ -207,7 +212,7 @@ class RecordingWriter(Closing):
         self._temporary.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        """Stand where the last whole file ended.
+        """Go on from the end of the last whole file.
 
         Raises:
             RecordingError: a file is missing or cannot be read.
@@ -229,10 +234,10 @@ class RecordingWriter(Closing):
 
 
 def _begun(folder: Path, wanted: Manifest) -> Manifest | None:
-    """The manifest of the recording that is there and can be continued; None: there is none.
+    """Return the manifest of a recording that can be continued; None: the folder has none.
 
     Raises:
-        RecordingError: something else is there, or nothing can be added to it.
+        RecordingError: the folder holds other files, or a recording that cannot be continued.
     """
     if not folder.exists():
         return None
@@ -248,7 +253,7 @@ def _begun(folder: Path, wanted: Manifest) -> Manifest | None:
         old, new = getattr(found, name), getattr(wanted, name)
         if old != new:
             raise RecordingError(f"{folder} holds a recording with {name} {old!r}, this is {new!r}")
-    for name, topic in found.topics.items():  # one that was made later is not recorded here
+    for name, topic in found.topics.items():  # a topic that was made later is not recorded here
         if name in wanted.topics and wanted.topics[name].id != topic.id:
             raise RecordingError(f"{folder}: topic {name} was made anew since it was begun")
     return found

@@ -7,7 +7,7 @@
         for record in log.read(Trajectory):
             print(record.position, record.event.reward)
 
-What a log can be asked: `RunLog`. Reading changes nothing: it commits no offset and joins no group.
+`RunLog` has a log's methods. Reading changes nothing: it commits no offset and joins no group.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def open_run(
     options: Mapping[str, str] = MappingProxyType({}),
     say: Callable[[str], None] = lambda _: None,
 ) -> RunLog:
-    """The log of a run; close it, or open it by `with`.
+    """Open the log of a run; close it, or open it by `with`.
 
     Args:
         name: the folder of a run or of a recording; with `bootstrap` the id of a run. The broker of
-            a run that has ended is started, and stopped when the last who looks closes the log.
+            a run that has ended is started, and stopped when its last reader closes the log.
         bootstrap: `host:port` of the broker of a run that has no folder here.
-        options: of the Kafka client, for that broker: TLS, SASL.
-        say: called with what is being done, while it takes.
+        options: options of the Kafka client for that broker: TLS, SASL.
+        say: called with progress of slow work.
 
     Raises:
-        ConfigError: no run; says what was looked for, and what runs are there.
+        ConfigError: no such run; the message names the runs that exist.
         RecordingError: a recording that cannot be read.
         BrokerError: the run's broker cannot be reached or started.
     """
@@ -65,9 +65,9 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
     with ExitStack() as stack:
         stack.callback(say, "")
         bootstrap = stack.enter_context(place.served(say))
-        options = place.client_options  # once the broker has started: it makes its password
+        options = place.client_options  # read after the broker's start, which makes its password
         bus = stack.enter_context(
-            KafkaBus(bootstrap, place.run, options=options, on_read=_told(say))
+            KafkaBus(bootstrap, place.run, options=options, on_read=_reporter(say))
         )
         try:
             bus.partitions(STEPS.name)
@@ -80,15 +80,15 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
     raise AssertionError
 
 
-def _told(say: Callable[[str], None]) -> Callable[[Sequence[RawRecord]], None]:
-    """Says twice a second how many records were read, for who waits in front of a terminal."""
+def _reporter(say: Callable[[str], None]) -> Callable[[Sequence[RawRecord]], None]:
+    """Return a listener that reports the number of records read, at most twice a second."""
     num_read, due_s = 0, time.monotonic() + SAY_EVERY_S
 
-    def tell(records: Sequence[RawRecord]) -> None:
+    def report(records: Sequence[RawRecord]) -> None:
         nonlocal num_read, due_s
         num_read += len(records)
         if records and time.monotonic() >= due_s:
             due_s = time.monotonic() + SAY_EVERY_S
             say(f"reading {records[-1].position.topic}: {num_read:,} records")
 
-    return tell
+    return report

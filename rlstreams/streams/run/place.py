@@ -1,4 +1,4 @@
-"""Place of a run's log: a broker that was named, or the embedded one in the run's folder."""
+"""Place of a run's log: a named broker, or the embedded one in the run's folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BROKER_FOLDER = "broker"  # data of the embedded broker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlace:
-    """What is needed to read a run's log."""
+    """The run's id, its broker or folder, and the settings by which its log is read."""
 
     run: str  # its id, the prefix of its topics
-    folder: Path | None = None  # None: it has none on this machine
-    bootstrap: str = ""  # `host:port`, several with commas; empty: its own embedded broker
+    folder: Path | None = None  # None: the run has none on this machine
+    bootstrap: str = ""  # `host:port`, several with commas; "": the run's own embedded broker
     options: Mapping[str, str] = field(default_factory=dict)  # of every client, secrets by name
     host: str = HOST  # of the embedded broker
     port: int = 0  # likewise; 0: its last one, or a free one
@@ -36,7 +36,7 @@ class RunPlace:
 
     @classmethod
     def of_folder(cls, folder: Path) -> RunPlace:
-        """As the run's `config.json` says.
+        """Return the place by the `config.json` of a run's folder.
 
         Raises:
             ConfigError: a configuration that cannot be read.
@@ -65,10 +65,10 @@ class RunPlace:
         return {**client_options((self.folder or Path()) / BROKER_FOLDER), **options}
 
     def broker(self, *, is_for_a_look: bool = False) -> EmbeddedBroker:
-        """The broker in the run's folder; started or not.
+        """Return the broker of the run's folder; it may be running or not.
 
         Args:
-            is_for_a_look: one that is started has little to do, and is to be there soon.
+            is_for_a_look: start it quickly rather than for heavy work.
         """
         return EmbeddedBroker(
             (self.folder or Path()) / BROKER_FOLDER,
@@ -83,10 +83,10 @@ class RunPlace:
 
     @contextmanager
     def served(self, say: Callable[[str], None] = lambda _: None) -> Iterator[str]:
-        """`host:port` of the run's broker.
+        """Yield `host:port` of the run's broker.
 
-        An embedded one that has stopped is started, and stopped again by the last who looks; one
-        that runs is left running.
+        An embedded broker that has stopped is started, and stopped again by its last visitor; a
+        running one is left running.
 
         Raises:
             ConfigError: no broker is named, and none ever ran in the run's folder.
@@ -95,7 +95,7 @@ class RunPlace:
         if self.bootstrap:
             from rlstreams.streams.kafka.reachable import refuse_silence
 
-            refuse_silence(self.bootstrap)  # at once, where the client would try for long
+            refuse_silence(self.bootstrap)  # fails at once; the client would try for long
             yield self.bootstrap
             return
         broker = self.broker(is_for_a_look=True)

@@ -1,4 +1,4 @@
-"""Message for a run or recording that is not where the user says: what is there instead."""
+"""Message for a run or recording that is not at the named path: its content, and near names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SHOWN = 8
 def check_place(
     name: str, kinds: Sequence[str] = (RUNS, RECORDINGS), *, or_file: bool = True
 ) -> None:
-    """See that `name` is a folder of one of these kinds; with `or_file` any file passes.
+    """Check that `name` is a folder of one of these kinds; with `or_file` any file passes.
 
     Raises:
-        ConfigError: it is not; says what it is, and names the runs and the recordings there are.
+        ConfigError: it is not; the message says what it is, and names existing runs and recordings.
     """
     path = Path(name)
     if or_file and (path.suffix == ".toml" or path.is_file()):
@@ -42,39 +42,39 @@ def check_place(
     wanted = f"{'neither' if len(kinds) > 1 else 'not'} {wanted}"
     found = what_is(path)
     if not path.exists():
-        told = "is not there"
+        problem = "is not there"
     elif found == "a run":
-        told = f"is {found}, {wanted} (make one: rlstreams record run {path})"
+        problem = f"is {found}, {wanted} (make one: rlstreams record run {path})"
     elif found:
-        told = f"is {found}, {wanted}"
+        problem = f"is {found}, {wanted}"
     else:
         lacks = " and ".join(f"no {_MARKS[kind]} of a {kind[:-1]}" for kind in kinds)
-        told = f"is {wanted}: it has {lacks}"
-    raise ConfigError(f"{path} {told}; {_instead(path, kinds)}")
+        problem = f"is {wanted}: it has {lacks}"
+    raise ConfigError(f"{path} {problem}; {_instead(path, kinds)}")
 
 
 def check_folder_of(kind: str, name: str, option: str) -> None:
-    """See that `name` is a folder of that kind: `CHECKPOINTS` or `VERSIONS`.
+    """Check that `name` is a folder of that kind: `CHECKPOINTS` or `VERSIONS`.
 
     Raises:
-        ConfigError: it is not; says what it is, and what was expected.
+        ConfigError: it is not; the message says what it is, and what was expected.
     """
     found, path = what_is(Path(name)), Path(name)
     if found != kind:
-        told = f"is {found or 'something else'}" if path.exists() else "is not there"
+        problem = f"is {found or 'something else'}" if path.exists() else "is not there"
         beside = path / ("weights" if kind == VERSIONS else "checkpoints")
         there = f"; it has {beside}" if beside.is_dir() else ""
-        raise ConfigError(f"{option} takes {kind}; {path} {told}{there}")
+        raise ConfigError(f"{option} takes {kind}; {path} {problem}{there}")
 
 
 def other_than_run(path: Path) -> str:
-    """What is in a folder that no run may take; empty if nothing is."""
+    """Return a text on a folder that no run may take; "": a run may take it."""
     found = what_is(path)
     return f"{path} is {found}" if found not in ("", "a run") else ""
 
 
 def what_is(path: Path) -> str:
-    """What of ours a folder is; empty if nothing."""
+    """Return the kind of a folder of ours, `a run` for example; "": none."""
     for kind in _MARKS:
         if _is(kind, path):
             return f"a {kind[:-1]}"
@@ -85,20 +85,20 @@ def what_is(path: Path) -> str:
 
 
 def _is(kind: str, path: Path) -> bool:
-    """By the file that marks it; a model's folder has a file of the same name as a run's."""
+    """Whether a folder is of a kind, by its marking file; a model's also has `config.json`."""
     if kind == RECORDINGS:
         return is_recording(path)
     try:
         found = json.loads((path / CONFIG_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError):  # who reads it says what is wrong with it
+    except (OSError, ValueError):  # its reader reports what is wrong with it
         return True
     return isinstance(found, dict) and "run" in found
 
 
 def _instead(path: Path, kinds: Sequence[str]) -> str:
-    """What of these kinds is beside the path, and where commands put it."""
+    """Return a text on runs and recordings beside the path, and in their usual folders."""
     found = {kind: _folders((path.parent, Path(kind)), kind) for kind in kinds}
     every = [name for names in found.values() for name in names]
     if not every:

@@ -1,4 +1,4 @@
-"""A recording as a run's log: groups are found by their keys, nothing else is read."""
+"""A recording as a run's log: records of groups are found by their keys, without other reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RecordedLog(RunLog):
     """The port `RunLog` on a recording; partitions follow each other by time.
 
     Args:
-        folder: of the recording.
+        folder: the recording's.
 
     Raises:
         RecordingError: no recording, one of another format, or one that was damaged.
@@ -33,12 +33,12 @@ class RecordedLog(RunLog):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """See `RunLog`: files of it that are missing or were cut."""
+        """See `RunLog`: files that are missing or were cut."""
         return tuple(self.recording.problems)
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """See `RunLog`: as it was written down; the claim itself may not be recorded."""
+        """See `RunLog`: from the manifest, for the claim itself may not be recorded."""
         text = self.recording.manifest.config
         return json.loads(text) if text else {}
 
@@ -61,12 +61,12 @@ class RecordedLog(RunLog):
 def is_recording(folder: Path | str) -> bool:
     """Whether a folder holds a recording, whole or not.
 
-    A checkpoint has a file of the same name, which names its weights.
+    A checkpoint's `manifest.json` has the same name, but a `weight_hash`.
     """
     try:
         found = json.loads((Path(folder) / MANIFEST_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError, RecursionError):  # who reads it says what is wrong with it
+    except (OSError, ValueError, RecursionError):  # its reader reports what is wrong with it
         return True
     return not (isinstance(found, dict) and "weight_hash" in found)

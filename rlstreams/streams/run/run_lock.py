@@ -25,9 +25,9 @@ class FolderGoneError(StreamsError):
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Hold the folder as long as the block runs; the lock goes with the process, however it ends.
+    """Hold the folder's lock for the block; it ends with the process in any case.
 
-    Gives what says whether the folder is still the one that was locked.
+    Yields a function that returns whether the folder is still the locked one.
 
     Raises:
         ConfigError: another process holds it; names both.

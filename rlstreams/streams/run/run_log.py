@@ -48,7 +48,7 @@ from rlstreams.streams.sessions.session import Session
 E = TypeVar("E", bound=Event)
 
 READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
-DONE = "done"  # the trainer's last heartbeat says so
+DONE = "done"  # state in the trainer's last heartbeat
 _BATCH = 1000
 _POLL_S = 0.2
 
@@ -61,22 +61,22 @@ class RunLog(Closing):
     """
 
     name: str
-    """What people call it: the run's id, or the recording's folder."""
+    """Name for people: the run's id, or the recording's folder."""
     bus: Bus
     """The port that it is read through; a recording's refuses to write."""
     num_unreadable: int = 0
-    """Records that were passed by since the log was opened, for they are no events of ours."""
+    """Number of records passed by since the log was opened, for they are no events of ours."""
     is_growing: bool = False
     """Whether records may still come."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What of it is known to be missing, a sentence each."""
+        """Parts of the log that are known to be missing, a sentence each."""
         return ()
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """The resolved configuration at the run's newest claim, by section; empty before it."""
+        """The resolved configuration of the newest claim, by section; empty without a claim."""
         newest = ""
         for claim in self.read(TrainerStarted, skip_unreadable=True):
             newest = claim.event.config
@@ -90,18 +90,18 @@ class RunLog(Closing):
         with_copies: bool = False,
         skip_unreadable: bool = False,
     ) -> Iterator[Record[E]]:
-        """Every event of one kind that counts, `Trajectory` for example, with its envelope.
+        """Yield every event of one kind that counts, `Trajectory` for example, with its envelope.
 
-        Of a sample that is the first record, of `steps` what the trainer of the newest epoch wrote,
-        each step once (`log.fencing`).
+        A sample's first record counts; in `steps`, events of the epoch in force, each step once
+        (`log.fencing`).
 
         Args:
-            kind: says the topic; each partition comes in its order, and how they follow each other
-                is the log's own, and the same each time.
+            kind: decides the topic; each partition comes in its order, and the order between
+                partitions is the same each time.
             groups: only events of these groups, of `calls` and `outcomes` of these sessions; for
                 topics with such a key.
-            with_copies: also what does not count.
-            skip_unreadable: count what cannot be decoded in `num_unreadable`, and go on.
+            with_copies: also events that do not count.
+            skip_unreadable: count records that cannot be decoded in `num_unreadable`, and go on.
 
         Raises:
             schemas.DecodeError: a record that is no event of ours; names its position.
@@ -117,30 +117,30 @@ class RunLog(Closing):
                 yield Record(event=record.event, raw=record.raw)
 
     def steps(self) -> Iterator[StepCompleted]:
-        """The optimizer steps in their order. As `read`, and passes by what cannot be decoded."""
+        """Yield the optimizer steps in order, as `read`; skip records that cannot be decoded."""
         return self._events(StepCompleted)
 
     def versions(self) -> Iterator[PolicyPublished]:
-        """The weight versions that workers could pull, as they were published; so too."""
+        """Yield the published weight versions; likewise."""
         return self._events(PolicyPublished)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
-        """What was set aside, and why; so too."""
+        """Yield the dead letters; likewise."""
         return self._events(DeadLetter)
 
     def _events(self, kind: type[E]) -> Iterator[E]:
         return (record.event for record in self.read(kind, skip_unreadable=True))
 
     def samples(self, *names: str) -> list[Lineage]:
-        """The history of samples, each from its prompt to the version that it helped to make.
+        """Return samples' histories, each from its prompt to the version that it helped to make.
 
         Args:
             names: `12/3` is sample 3 of group 12, `12` its whole group; `e40-7/0` and `e40-7` are
                 of the evaluation of version 40.
 
         Returns:
-            Those named one by one in their order, then the others of whole groups. Of a sample
-            that the log does not know the outcome is `unknown`.
+            Samples named one by one in their order, then the others of whole groups. A sample
+            that the log does not know has the outcome `unknown`.
 
         Raises:
             ValueError: a name of another form, or none.
@@ -157,7 +157,7 @@ class RunLog(Closing):
         for topic in (STEPS, POLICY_VERSIONS, POLICY_PULLS):
             for record in self.read_topic(topic, skip_unreadable=True):
                 fold.apply(record)
-        if fold.dropped_groups:  # prompts of other groups say what replaced them
+        if fold.dropped_groups:  # prompts of other groups name the groups that they replace
             for prompt in self.read(Prompt, skip_unreadable=True):
                 is_new = prompt.event.group_id not in fold.groups
                 if is_new and prompt.event.replaces in fold.dropped_groups:
@@ -165,10 +165,10 @@ class RunLog(Closing):
         return fold.lineages()
 
     def sessions(self, *names: str) -> list[Session]:
-        """Agents' sessions, with their trees of calls and their outcomes; those that are there.
+        """Return agents' sessions that the log holds, with their trees of calls and their outcomes.
 
         Args:
-            names: ids, of a sample's session its name, as 12/3; none: all sessions of the run.
+            names: session ids, which are samples' names, as 12/3; none: all sessions of the run.
 
         Raises:
             DeadlineError: a partition did not deliver up to its end.
@@ -186,12 +186,12 @@ class RunLog(Closing):
         from_start: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[Record[E]]:
-        """Events that count, as they come; of several kinds in the order in which they are read.
+        """Yield events that count, as they come; several kinds in the order in which they are read.
 
         Ends when the run is done and all was read, after `deadline_s` from the first `next`, or
-        when `stopped()` is true. What cannot be decoded is counted in `num_unreadable`. With
-        `from_start` those come first that are there already; otherwise only new ones come, and a
-        copy is told from a first record only among them.
+        when `stopped()` is true. Records that cannot be decoded are counted in `num_unreadable`.
+        With `from_start`, the log's present events come first; otherwise only new ones come, and a
+        copy of an older record counts as a first one.
 
         Raises:
             ValueError: no event of ours.
@@ -199,7 +199,7 @@ class RunLog(Closing):
         """
         until_s = time.monotonic() + deadline_s
         topics = {topic_of(kind) for kind in kinds}
-        ledger = Ledger(begins_anywhere=True)  # says when the run is done
+        ledger = Ledger(begins_anywhere=True)  # knows when the run is done
         gates = {topic.name: _gate(topic) for topic in topics} | {STEPS.name: ledger.apply}
         since = self._offsets(topics) if from_start else self._ends(topics)
         with self.bus.reader({**since, **self._offsets({STEPS})}) as reader:
@@ -224,11 +224,11 @@ class RunLog(Closing):
         *,
         skip_unreadable: bool = False,
     ) -> Iterator[Record[Event]]:
-        """Events of all kinds of one topic, copies included: for folds. Raises as `read`."""
+        """Yield events of all kinds of one topic, copies included: for folds. Raises as `read`."""
         return self._decoded(self.records(topic, groups), skip_unreadable=skip_unreadable)
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
-        """Whole records as they lie there; with `groups` only theirs, found faster.
+        """Yield whole records of a topic; with `groups` only theirs, found faster.
 
         Raises:
             DeadlineError: a partition did not deliver up to its end; names it.
@@ -257,12 +257,12 @@ class RunLog(Closing):
 
 
 def _gate(topic: Topic) -> Callable[[Event], bool]:
-    """What tells the events of a topic that count."""
+    """Return a function that decides whether an event of the topic counts."""
     return Ledger(begins_anywhere=True).apply if topic is STEPS else FirstRecords().admits
 
 
 def topic_of(kind: type[object]) -> Topic:
-    """The topic that carries this kind of event.
+    """Return the topic that carries this kind of event.
 
     Raises:
         ValueError: not one of our events.
@@ -278,7 +278,7 @@ class BusLog(RunLog):
     """A log that lies on a broker: partition after partition, one reader for all.
 
     Args:
-        name: what people call it.
+        name: its name for people.
         close: called by `close`, once.
     """
 
@@ -290,7 +290,7 @@ class BusLog(RunLog):
         self._close = close
 
     def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
-        """See `RunLog`; a group's records lie in one partition, the others are not read."""
+        """See `RunLog`; a group's records lie in one partition, and others are not read."""
         keys = None if groups is None else {group.encode() for group in groups}
         if not existing(self.bus, (topic,)):
             return
@@ -307,7 +307,7 @@ class BusLog(RunLog):
                             yield raw
 
     def close(self) -> None:
-        """Release what was opened for it; idempotent."""
+        """Release the connections that were opened for it; idempotent."""
         close, self._close = self._close, lambda: None
         close()
 
@@ -315,8 +315,8 @@ class BusLog(RunLog):
 def _may_hold(partition: Partition, keys: Collection[bytes], num_partitions: int) -> bool:
     """Whether records with one of these keys can lie in this partition.
 
-    `prompts` chooses partitions itself (training groups by number), and sessions lie where
-    their prompts do, so all of theirs may.
+    `prompts` chooses partitions itself (training groups by number), and sessions lie in their
+    prompts' partition numbers, so any partition of these topics can.
     """
     if partition.topic in (PROMPTS.name, CALLS.name, OUTCOMES.name):
         return True

@@ -1,1 +1,1 @@
-"""The life of a sample: the one fold of it, and what it keeps."""
+"""The life of a sample: its one fold, and the facts that the fold keeps."""

@@ -1,12 +1,12 @@
 """The life of a sample: the one fold of prompts, trajectories, scores, dead letters and steps.
 
-Whoever shows or counts samples asks it; only the audit, which checks it, folds for itself. Events
-come in the order of each partition, in any order between topics, and the end is the same: no record
-means something else because of what was read before it.
+Every screen and count of samples asks it; only the audit, which checks it, folds for itself. Events
+come in the order of each partition, in any order between topics, and the end is the same: no
+record's meaning depends on the records read before it.
 
-- Of a sample's records the first of each topic counts (`log.fencing`), of `steps` what the ledger
-  lets through. A copy changes nothing.
-- What became of a sample: trained outweighs dead, dead outweighs left out and dropped
+- A sample's first record in each topic counts (`log.fencing`), and of `steps` the events that count
+  in the ledger. A copy changes nothing.
+- A sample's outcome: trained outweighs dead, dead outweighs left out and dropped
   (`schemas/README.md`, "Where a sample is").
 """
 
@@ -41,21 +41,21 @@ from rlstreams.streams.samples.life import Ending, Evaluation, Group, Letters, O
 from rlstreams.streams.samples.spent import Spent
 from rlstreams.streams.tokens import mismatch
 
-OPEN, ALL = 0, sys.maxsize  # how many samples are kept: those of open groups, or all
+OPEN, ALL = 0, sys.maxsize  # samples to keep: those of open groups, or all
 MAX_SAMPLES = 1 << 16  # of one group; a larger number is a foreign record
 TRUNCATED = "length"  # a finish reason
-_EARLY = ("rollout", "logprob")  # who dies there never reaches the trainer
+_EARLY = ("rollout", "logprob")  # a sample that dies there never reaches the trainer
 
 
 class Samples:
-    """All samples of a run. `apply` takes every event; the attributes are what is known by now.
+    """All samples of a run. `apply` takes every event; the attributes are the state by now.
 
     Args:
-        ledger: shared with others, and fed by `apply`; None: one of its own.
-        keeps: how many samples are kept, the newest; `OPEN`: of open training groups, and held-out
-            ones that are not answered yet.
-        wants: groups of which something is kept; None: all.
-        group_size: of training groups, where prompts are not read.
+        ledger: ledger shared with other folds, fed by `apply`; None: one of its own.
+        keeps: number of newest samples to keep; `OPEN`: samples of open training groups, and
+            held-out ones that are not answered yet.
+        wants: groups to fold; None: all.
+        group_size: size of training groups, where prompts are not read.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Samples:
         }
         self._on_end: list[Callable[[Ending], None]] = []
         # Dead letters that name no sample, by topic and place of the record that they are about;
-        # and those places of which no sample was looked for yet.
+        # and those of these places whose sample was not looked for yet.
         self._nameless: dict[tuple[str, int], DeadLetter] = {}
         self._unmatched: set[tuple[str, int]] = set()
-        # By id: training groups, and where only open samples are kept evaluations with such ones.
+        # By id: open training groups and, with `OPEN`, evaluations with open samples.
         self._open: dict[str, Group] = {}
         self._holders: deque[Group] = deque()  # groups with kept samples, the oldest first
         self._num_kept = 0
-        self.num_forgotten = 0  # samples that were kept
+        self.num_forgotten = 0  # samples that were kept and dropped
         self.groups: dict[str, Group] = {}  # in the order in which they were met
         self.group_size = group_size  # of the newest training prompt
         self.last_group = -1  # highest number that was issued
@@ -94,18 +94,18 @@ class Samples:
         self.evaluations: dict[int, Evaluation] = {}  # by policy version
         self.letters: dict[str, Letters] = {}  # by reason
         self.spent = Spent()
-        self.known: Counter[int] = Counter()  # by step: its samples whose trajectory is kept
-        self.truncated: Counter[int] = Counter()  # by step: those of them that were cut
+        self.known: Counter[int] = Counter()  # by step: its samples whose trajectory was read
+        self.truncated: Counter[int] = Counter()  # by step: those of these that were cut off
 
     def listen(self, on_end: Callable[[Ending], None]) -> None:
-        """Call this with the endings of training samples, each once."""
+        """Call `on_end` with the endings of training samples, each once."""
         self._on_end.append(on_end)
 
     def apply(self, event: Event, position: Position | None = None) -> bool:
-        """Take one event, and where its record lies if that is known.
+        """Take one event, and its record's position if known.
 
         Returns:
-            False: it changes nothing: a copy, a void event, one of nobody's or of another topic.
+            False: it changes nothing: a copy, a void event, or one about no sample.
         """
         take = self._takes.get(type(event), self._take_step)
         return take(event, position)
@@ -119,13 +119,13 @@ class Samples:
         return group is not None
 
     def __iter__(self) -> Iterator[Sample]:
-        """Kept samples, group by group, the oldest first."""
+        """Yield kept samples, group by group, the oldest first."""
         self._settle()
         for group in self._kept():
             yield from group.samples.values()
 
     def get(self, group_id: str, number: int) -> Sample | None:
-        """The sample, if it is kept."""
+        """Return the sample, if it is kept."""
         self._settle()
         group = self.groups.get(group_id)
         return None if group is None else group.samples.get(number)
@@ -140,7 +140,7 @@ class Samples:
         return [sample for sample in found if sample.group.issued >> sample.number & 1]
 
     def group(self, group_id: str) -> Group | None:
-        """The group of this id; None if no run names one so, or it is not wanted."""
+        """Return the group of this id; None: no group can have this id, or it is not wanted."""
         group = self.groups.get(group_id)
         if group is not None or (self._wants is not None and group_id not in self._wants):
             return group
@@ -218,9 +218,9 @@ class Samples:
         return True
 
     def _meet(self, topic: Topic, event: Prompt | Trajectory) -> Group | None:
-        """The group, if this is the sample's first record here, and its id fits its purpose.
+        """Return the group, if this is the sample's first record here, and its id fits its purpose.
 
-        The first one counts whatever it says: of one that contradicts itself nothing is taken.
+        The first record counts: one that contradicts itself is taken as seen, and changes nothing.
         """
         group = self.group(event.group_id)
         if group is None or not 0 <= event.sample < MAX_SAMPLES:
@@ -229,7 +229,7 @@ class Samples:
         return group if is_first and event.purpose == group.purpose else None
 
     def _evaluation(self, group: Group) -> tuple[int, Evaluation]:
-        """The row of an evaluation's group, and the tally of its version."""
+        """Return the row of an evaluation's group, and the tally of its version."""
         identity = evaluation_id(group.id)
         assert identity is not None, "a group is of one kind or the other"
         version, row = identity
@@ -244,7 +244,7 @@ class Samples:
             if place != NO_PLACE:
                 self._nameless.setdefault((event.origin_topic, place), event)
                 self._unmatched.add((event.origin_topic, place))
-            if self._keeps == OPEN:  # few: else whoever asks next looks
+            if self._keeps == OPEN:  # few samples: else the next query looks for it
                 self._settle()
             return False
         return self._die(group, event.sample, event)
@@ -267,7 +267,7 @@ class Samples:
         return True
 
     def _place(self, group: Group, number: int, position: Position | None) -> int:
-        """Where a first record lies; a dead letter may have been about it that names no sample."""
+        """Return the place of a first record; apply a dead letter about it that names no sample."""
         if position is None:
             return NO_PLACE
         place = place_of(position.partition, position.offset)
@@ -276,7 +276,7 @@ class Samples:
         return place
 
     def _settle(self) -> None:
-        """Look for the samples of dead letters that name none, among all that are kept; once."""
+        """Look once for the samples of dead letters that name none, among all kept samples."""
         if not self._unmatched:
             return
         for group in list(self._kept()):
@@ -335,7 +335,7 @@ class Samples:
         self._close(before)
 
     def _close(self, named: Iterable[tuple[Group, tuple[int, int, int]]]) -> None:
-        """Close those that an event names, with their flow before it, and all that it closed."""
+        """Close the groups that an event names (with their flow before), and all that it closed."""
         ids, is_closed = {group.id for group, _ in named}, self.ledger.is_closed
         numbered = [(g, g.number) for g in self._open.values() if g.number is not None]
         others = [(g, g.flow()) for g, number in numbered if g.id not in ids and is_closed(number)]
@@ -347,14 +347,14 @@ class Samples:
                 group.samples = {}
 
     def _end(self, group: Group, bits: int, outcome: Outcome, reason: str, at_ms: int) -> None:
-        """Tell of those that did not end before."""
+        """Notify listeners of samples that had not ended before."""
         if fresh := bits & ~group.ended:
             group.ended |= fresh
             for listener in self._on_end:
                 listener(Ending(outcome, reason, fresh.bit_count(), at_ms))
 
     def _count(self, what: str, group: Group, before: tuple[int, int, int]) -> None:
-        """One sample more, and what that moved."""
+        """Count one sample, and the change of its group's flow."""
         counts = self.counts
         if what:
             counts[what] += 1
@@ -364,7 +364,7 @@ class Samples:
         counts["closed"] += after[2] - before[2]
 
     def _sample(self, group: Group, number: int) -> Sample | None:
-        """The sample, from its first mention on; None if it is not kept."""
+        """Return the sample, made at its first mention; None if it is not kept."""
         sample = group.samples.get(number)
         is_over = group.is_closed or (group.number is None and group.is_over(number))
         if sample is not None or (is_over and self._keeps == OPEN):
@@ -383,7 +383,7 @@ class Samples:
         return sample
 
     def _forget_answered(self, group: Group, number: int) -> None:
-        """A held-out sample that is over, where only open ones are kept."""
+        """Drop a held-out sample that is over, where only open ones are kept."""
         if self._keeps == OPEN and group.number is None:
             group.samples.pop(number, None)
             if not group.samples:
@@ -393,7 +393,7 @@ class Samples:
         return self._holders if self._keeps else self._open.values()
 
     def _measure(self, sample: Sample) -> None:
-        """Count a trained sample whose length is known, once both were read."""
+        """Count a trained sample, once its step and its trajectory were read."""
         if sample.step is not None and sample.tokens is not None:
             self.known[sample.step] += 1
             self.truncated[sample.step] += sample.ended == TRUNCATED

@@ -1,7 +1,7 @@
-"""One sample, its group and its evaluation, in numbers: what `fold` keeps of a run's samples.
+"""One sample, its group and its evaluation, in numbers: the state that `fold` keeps.
 
-Of each group a few integers stay, however long the run; a `Sample` is kept as long as somebody may
-ask for it. No payload is among them.
+Each group keeps a few integers, however long the run; a `Sample` is kept as long as it may be asked
+for. No payload is kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _TOPICS = (PROMPTS.name, TRAJECTORIES.name, SCORED.name)
 
 
 class Outcome(StrEnum):
-    """What became of a sample."""
+    """The outcome of a sample."""
 
-    UNKNOWN = "unknown"  # no topic speaks of it
+    UNKNOWN = "unknown"  # no record names it
     ISSUED = "issued"  # waits for a rollout worker, or is being sampled
     ROLLED_OUT = "rolled out"  # waits for its scores
     SCORED = "scored"  # waits for the trainer
@@ -33,38 +33,38 @@ class Outcome(StrEnum):
 
 
 class Ending(NamedTuple):
-    """Training samples that ended: each is told of once, by the first event that ends it."""
+    """Training samples that ended: each is announced once, by the first event that ends it."""
 
     outcome: Outcome
-    reason: str  # as the dead letter, the step or the drop says; empty: trained
+    reason: str  # of the dead letter, the step or the drop; "": trained
     num: int
     at_ms: int
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One group. Of the samples a set is an integer: bit n is sample n."""
+    """One group. A set of samples is an integer: bit n is sample n."""
 
     id: str
     number: int | None  # None: an evaluation's
-    size: int = 0  # as its first prompt says; 0: none was read
+    size: int = 0  # by its first prompt; 0: none was read
     issued: int = 0
     rolled_out: int = 0
-    scored: int = 0  # where scores are read
+    scored: int = 0  # set where scores are read
     dead: int = 0
     dead_early: int = 0  # before the trainer
     trained: int = 0
-    ended: int = 0  # told of in an `Ending`
-    step: int = 0  # that trained it
+    ended: int = 0  # announced in an `Ending`
+    step: int = 0  # number of the step that trained it; 0: none
     dropped: DroppedGroup | None = None
     replaced_by: str = ""
-    is_asked: bool = False  # somebody asked for a group in its place
+    is_asked: bool = False  # an operator requested a group in its place
     is_closed: bool = False
-    samples: dict[int, Sample] = field(default_factory=dict)  # that are kept
+    samples: dict[int, Sample] = field(default_factory=dict)  # kept samples
 
     @property
     def purpose(self) -> str:
-        """What its id says."""
+        """TRAIN or EVALUATE, by its id."""
         return EVALUATE if self.number is None else TRAIN
 
     def is_over(self, number: int) -> bool:
@@ -72,12 +72,12 @@ class Group:
         return bool((self.rolled_out | self.dead) >> number & 1)
 
     def is_awaited(self, bit: int) -> bool:
-        """Whether somebody waits for a rollout of the issued sample."""
+        """Whether a rollout of the issued sample is still needed."""
         is_over = self.is_closed or (self.rolled_out | self.dead | self.trained) & bit
         return not is_over and bool(self.issued & bit)
 
     def why_untrained(self, number: int) -> str:
-        """Why no step trains the sample, in a word; "": it was trained, or still may be."""
+        """Return why no step trains the sample, in a word; "": it was trained, or still may be."""
         if self.trained >> number & 1:
             return ""
         if self.dead >> number & 1:
@@ -87,8 +87,8 @@ class Group:
         return "" if self.dropped is None else self.dropped.reason
 
     def flow(self) -> tuple[int, int, int]:
-        """How many somebody waits for to be rolled out; of training ones: how many came as far as
-        the log-prob worker and did not die before the trainer; of those in closed groups."""
+        """Return the numbers of samples still to roll out, of training samples that reached the
+        log-prob worker and did not die before the trainer, and of these in closed groups."""
         if self.number is None:
             return (self.issued & ~self.rolled_out & ~self.dead).bit_count(), 0, 0
         done = self.rolled_out | self.trained
@@ -99,11 +99,11 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One sample, as its first records and the ledger say; None, -1, "": not known, or not yet."""
+    """One sample, by its first records and the ledger; None, -1, "": not known, or not yet."""
 
     group: Group
     number: int
-    prompt: int = NO_PLACE  # of the first record in that topic, as the next two
+    prompt: int = NO_PLACE  # place of the first record in that topic, as the next two
     trajectory: int = NO_PLACE
     scored: int = NO_PLACE
     min_policy_version: int = NO_VERSION
@@ -117,7 +117,7 @@ class Sample:
     at_ms: int = 0  # when it was sampled
     duration: int | None = None  # of the rollout, ms
     mismatch: float | None = None  # largest of its tokens, nats
-    step: int | None = None  # that trained it
+    step: int | None = None  # number of the step that trained it
     place: int = -1  # in the batch of that step, from 0
     advantage: float | None = None
     staleness: int | None = None  # of its oldest trained token, versions
@@ -145,7 +145,7 @@ class Sample:
         return bool(self.group.dead >> self.number & 1)
 
     def describe(self, event: Trajectory) -> None:
-        """Take what its trajectory says of it, in numbers."""
+        """Take the figures of its trajectory."""
         tokens, versions, ended = 0, [], ""
         for segment in event.segments:
             if segment.author == "policy" and (length := len(segment.token_ids)):
@@ -166,7 +166,7 @@ class Sample:
 
     @property
     def outcome(self) -> Outcome:
-        """What became of it, by all that was read."""
+        """Its outcome, by all records read so far."""
         group, bit = self.group, 1 << self.number
         known = {
             Outcome.TRAINED: group.trained & bit,
@@ -182,7 +182,7 @@ class Sample:
 
     @property
     def after(self) -> str:
-        """The same with where or why: `step 12`, `dropped: stale`, `dead-lettered: reward`."""
+        """Its outcome with step or reason: `step 12`, `dropped: stale`, `dead-lettered: reward`."""
         outcome, drop = self.outcome, self.group.dropped
         if outcome is Outcome.TRAINED:
             return f"step {self.group.step}"
@@ -196,17 +196,17 @@ class Sample:
 
 
 def num_sampled(event: Trajectory) -> int:
-    """Tokens that the policy sampled."""
+    """Return the number of tokens that the policy sampled."""
     return sum(len(s.token_ids) for s in event.segments if s.author == "policy")
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """The held-out samples of one policy version: what is issued, answered, dead, and how good."""
+    """The held-out samples of one policy version: issued, answered and dead; their rewards."""
 
     num_issued: int = 0
     num_answered: int = 0
-    num_dead: int = 0  # of those that have no answer
+    num_dead: int = 0  # dead samples without an answer
     reward: float = 0.0  # sum
     best: dict[int, float] = field(default_factory=dict)  # by row, where one has several samples
     tokens: int = 0
@@ -230,4 +230,4 @@ class Letters:
     """Dead letters of one reason, those that name no sample and later ones of a sample included."""
 
     num: int = 0
-    newest: str = ""  # who set it aside, and its detail
+    newest: str = ""  # worker and detail of the newest

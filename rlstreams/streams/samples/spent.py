@@ -1,4 +1,4 @@
-"""What was sampled for nothing: tokens of training samples that no step trains, by why."""
+"""Tokens sampled for nothing: those of training samples that no step trains, by reason."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rlstreams.streams.samples.life import Group, num_sampled
 
 
 class Spent:
-    """Tokens of samples that no step has trained so far; of trained ones nothing is kept."""
+    """Tokens of samples that no step has trained so far; trained ones are not kept."""
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[Group, dict[int, int]]] = {}  # by group, then by sample
 
     def sampled(self, group: Group, event: Trajectory) -> None:
-        """The first trajectory of a sample."""
+        """Take the first trajectory of a sample."""
         if group.number is not None and not group.trained >> event.sample & 1:
             _, tokens = self._left.setdefault(group.id, (group, {}))
             tokens[event.sample] = num_sampled(event)
 
     def trained(self, group: Group, number: int) -> None:
-        """A step took the sample."""
+        """Note that a step trained the sample."""
         _, tokens = self._left.get(group.id, (group, {}))
         tokens.pop(number, None)
         if not tokens:
@@ -29,7 +29,7 @@ class Spent:
 
     @property
     def in_vain(self) -> Counter[str]:
-        """Tokens by why their sample is not trained, in a word; without samples that still may."""
+        """Tokens by the reason why their sample is not trained; not those that still may be."""
         found: Counter[str] = Counter()
         for group, tokens in self._left.values():
             for number, num in tokens.items():

@@ -1,1 +1,1 @@
-"""The life of an agent's session: the one fold of it, and the sample that it becomes."""
+"""The life of an agent's session: its one fold, and the sample that it becomes."""

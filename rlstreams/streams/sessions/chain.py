@@ -1,24 +1,24 @@
 """A session's main chain and its branches, and the sample that they become. Pure.
 
-The main chain is the path to the call whose answer was judged. Where nobody named one:
+The main chain is the path to the call whose answer was judged. Where no outcome names a call:
 
-1. calls count that the newest start of the agent was answered with: one that forked from what an
-   earlier start did has not done the rest of that; of these, calls whose answer somebody waited
+1. the calls that answered the newest start of the agent count: a start that forked from an earlier
+   one's calls has not made the rest of these. Among them, those count whose answer a client waited
    for, if there is one;
 2. the tree is that of the first root; if any call has tools, of the first root below which a call
    has them (calls without tools beside such ones are titles and summaries);
 3. the end is its deepest call, by the number of calls above it; of several as deep the one that was
-   committed last, and the chain names the others: a last request that an agent repeated cannot be
-   told from its repetition.
+   committed last, and the chain names the others: a last request and its repetition by an agent
+   cannot be distinguished.
 
 Branches are the paths to all other calls that count and are learnt from, if the session has them
-(`SessionOpened.branches`): forks, sub-agents, histories that were written anew. None goes on behind
-an answer that was judged.
+(`SessionOpened.branches`): forks, sub-agents, rewritten histories. No branch goes on behind a
+judged answer.
 
-Segments of a sample: the root's prompt, and per call what was sampled, between them `environment`.
+Segments of a sample: the root's prompt, and each call's sampled tokens, between them `environment`.
 Tokens of a call that is not learnt from are `environment` too: they are read, and have no version.
-A branch is a row of its own behind that. Its `prompt` is all up to its first answer that no row
-before has, so each sampled token is the policy's in one row.
+A branch is a row of its own behind that. Its `prompt` is everything before its first answer that no
+earlier row has, so each sampled token is the policy's in one row only.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ MAX_REQUEST_BYTES = 1 << 26  # of one request's JSON, unpacked
 
 
 class NoChainError(ValueError):
-    """A session of which no sample can be made; says why."""
+    """A session that no sample can be made of; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A path of which the calls up to some place are in rows before it."""
+    """A path whose first calls are in earlier rows."""
 
     nodes: tuple[Node, ...]  # from the root on
-    num_known: int  # of these, that are in rows before; below len(nodes)
+    num_known: int  # nodes that are in earlier rows; below len(nodes)
 
     @property
     def own(self) -> tuple[Node, ...]:
@@ -64,15 +64,15 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A path of a session's tree that becomes a sample, and what of the others does."""
+    """The path of a session's tree that becomes a sample's first row, and its branches."""
 
     nodes: tuple[Node, ...]  # from the root on; at least one
-    ties: tuple[str, ...] = ()  # ids of other calls that are as deep; it was chosen by commit order
+    ties: tuple[str, ...] = ()  # ids of other calls as deep; commit order chose among them
     branches: tuple[Branch, ...] = ()  # in commit order of their last calls
 
     @property
     def calls(self) -> tuple[CallCommitted, ...]:
-        """From the root on."""
+        """The calls of the main chain, from the root on."""
         return tuple(node.call for node in self.nodes)
 
     @property
@@ -82,29 +82,29 @@ class Chain:
 
     @property
     def delivered(self) -> frozenset[Node]:
-        """Calls that are the sample's, in some row."""
+        """Calls whose answers are the sample's, in some row."""
         return frozenset(node for row in self.rows for node in row.own)
 
     @property
     def trained_tokens(self) -> int:
-        """Sampled tokens of it that can be learnt from."""
+        """Number of its sampled tokens that can be learnt from."""
         calls = (node.call for node in self.delivered)
         return sum(sampled_tokens(call) for call in calls if is_learnt_from(call))
 
 
 def is_learnt_from(call: CallCommitted) -> bool:
-    """Whether its tokens are the policy's own choice, and wanted."""
+    """Whether a call's tokens are the policy's own choice, and meant for training."""
     return call.is_trained and not call.constrained
 
 
 def main_chain(session: Session, terminal: str | None = None) -> Chain:
-    """The path that becomes the session's sample, with its branches.
+    """Return the path that becomes the session's sample, with its branches.
 
     Args:
-        terminal: the call whose answer was judged; None: as nobody named one.
+        terminal: the call whose answer was judged; None: no outcome names one.
 
     Raises:
-        NoChainError: no call, one that is not there, or one whose prompt is not known.
+        NoChainError: no call, a terminal that is not there, or a call whose prompt is not known.
     """
     if not session.nodes:
         raise NoChainError(f"session {session.session_id} has no call")
@@ -132,16 +132,16 @@ def main_chain(session: Session, terminal: str | None = None) -> Chain:
 def _branches(
     session: Session, main: Sequence[Node], judged: Node | None = None
 ) -> tuple[Branch, ...]:
-    """What is learnt from beside the main chain.
+    """Return the branches that are learnt from beside the main chain.
 
     Args:
-        judged: nothing behind it is.
+        judged: the judged call; no call behind it is learnt from.
     """
     opened = session.opened
     if opened is None or not opened.branches or opened.purpose != TRAIN:
         return ()
     if not any(map(_has_words, main)):
-        return ()  # no sample can be made of that
+        return ()  # no sample can be made of that main chain
     wanted = [
         node
         for node in session.newest
@@ -163,7 +163,7 @@ def _has_words(node: Node) -> bool:
 
 
 def has_tools(call: CallCommitted) -> bool:
-    """Whether its request offers tools; one that cannot be read offers none."""
+    """Whether a call's request offers tools; one that cannot be read offers none."""
     try:
         body = json.loads(unpacked(call.request))
     except (ValueError, RecursionError):
@@ -172,7 +172,7 @@ def has_tools(call: CallCommitted) -> bool:
 
 
 def unpacked(packed: bytes) -> bytes:
-    """A request or an answer as it was before it was packed.
+    """Unpack a request or an answer.
 
     Raises:
         ValueError: it cannot be unpacked, or is too large.
@@ -184,10 +184,10 @@ def unpacked(packed: bytes) -> bytes:
 
 
 def segments_of(chain: Chain) -> tuple[Segment, ...]:
-    """Its tokens as the segments of a trajectory, row by row.
+    """Return a chain's tokens as the segments of a trajectory, row by row.
 
-    The last word of a row is the policy's: tokens behind the last that is learnt from are left
-    out. Without one that is, all of them stay.
+    A row ends with the policy: tokens behind the last one that is learnt from are left out. A
+    row without any such token stays whole.
 
     Raises:
         schemas.TensorError: a tensor that cannot be read.
@@ -220,7 +220,7 @@ def _kept(segments: list[Segment]) -> list[Segment]:
 
 
 def _joined(segments: list[Segment]) -> Iterator[Segment]:
-    """Neighbours by the environment as one, and none without tokens."""
+    """Yield segments with the environment's neighbours joined, and empty ones of it left out."""
     for author, run in itertools.groupby(segments, lambda s: s.author):
         if author != "environment":
             yield from run
@@ -234,8 +234,8 @@ def _joined(segments: list[Segment]) -> Iterator[Segment]:
 
 
 def experts_of(chain: Chain) -> tuple[Tensor | None, Tensor | None]:
-    """Routed experts of `segments_of`, and which rows are recorded (None: all), as a trajectory
-    has them; None, None if nothing was captured.
+    """Return the routed experts of `segments_of` and the mask of recorded rows (None: all), as a
+    trajectory has them; None, None if nothing was captured.
 
     Raises:
         ValueError: rows outside the sample, or calls that disagree on layers, top_k or dtype.
@@ -249,7 +249,7 @@ def experts_of(chain: Chain) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _experts(row: Branch) -> tuple[Rows | None, npt.NDArray[np.uint8] | None, int]:
-    """Of one row: its experts, which of them are recorded (None: all), and its tokens."""
+    """Return one row's experts, the mask of recorded ones (None: all), and its number of tokens."""
     num_tokens = sum(len(segment.token_ids) for segment in _row(row))
     sampled = [span for node in row.nodes for span in _spans(node)]
     versions = row_versions(row.nodes[-1].end, [(s.policy_version, end) for s, end in sampled])
@@ -259,7 +259,7 @@ def _experts(row: Branch) -> tuple[Rows | None, npt.NDArray[np.uint8] | None, in
 
 
 def _spans(node: Node) -> Iterator[tuple[Segment, int]]:
-    """What was sampled, learnt from or not, and where it ends in the sequence."""
+    """Yield a call's sampled segments, learnt from or not, each with its end in the sequence."""
     end = node.call.prompt_tokens
     for segment in node.call.segments:
         end += len(segment.token_ids)
@@ -268,7 +268,7 @@ def _spans(node: Node) -> Iterator[tuple[Segment, int]]:
 
 
 def _parts(node: Node) -> Iterator[Part]:
-    """A call's rows by the version that passed them: up to the token before its segment's last."""
+    """Yield a call's rows by the version that passed them: up to a segment's last token but one."""
     if node.call.routed_experts is None:
         return
     rows: Rows = node.call.routed_experts.numpy()
@@ -285,14 +285,14 @@ def _parts(node: Node) -> Iterator[Part]:
 
 
 def off_path(session: Session, chain: Chain) -> int:
-    """Sampled tokens of calls that are in no row of its sample."""
+    """Return the number of sampled tokens of calls that are in no row of its sample."""
     delivered = chain.delivered
     return sum(sampled_tokens(n.call) for n in session.nodes.values() if n not in delivered)
 
 
 def undelivered_share(session: Session, chain: Chain | None) -> float:
-    """The share of the session's sampled tokens that its sample does not bring to the trainer as
-    the policy's; 0 if nothing was sampled."""
+    """Return the share of a session's sampled tokens that its sample does not bring to the trainer
+    as the policy's; 0 if nothing was sampled."""
     sampled = sum(sampled_tokens(call) for call in session.calls)
     delivered = 0 if chain is None else chain.trained_tokens
     return 1 - delivered / sampled if sampled else 0.0

@@ -1,4 +1,4 @@
-"""Routed experts of a whole sample, from what its requests returned. Pure."""
+"""Routed experts of a whole sample, from the rows that its requests returned. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Part: TypeAlias = tuple[int, int, Rows]  # policy version, row of the first, row
 def stitched(
     versions: npt.NDArray[np.int64], parts: Sequence[Part]
 ) -> tuple[Rows | None, npt.NDArray[np.uint8] | None]:
-    """Rows of the whole sample, and which of them are recorded (None: all of them).
+    """Return the rows of the whole sample, and the mask of recorded ones (None: all).
 
     A token's row belongs to the version under which the token was first passed. A later request
-    returns rows of all tokens before it once more, under its own weights: a row that came first
-    stays, and one of another version is not taken for one that is missing.
+    returns rows of all tokens before it once more, under its own weights: the row that came first
+    stays, and a row of another version does not replace a missing one.
 
     Args:
-        versions: whose row it is, int64 [tokens - 1]; see `row_versions`.
+        versions: the version of each row, int64 [tokens - 1]; see `row_versions`.
         parts: in the order in which they came.
 
     Returns:
@@ -58,13 +58,13 @@ def stitched(
 
 
 def row_versions(num_tokens: int, sampled: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-    """The version that first passed each token but the last, int64 [tokens - 1].
+    """Return the version that first passed each token but the last, int64 [tokens - 1].
 
     Rows of tokens that no policy sampled, and of the last token of a turn, come with the request of
     the turn that follows.
 
     Args:
-        num_tokens: of the sample, its prompt included.
+        num_tokens: tokens of the sample, its prompt included.
         sampled: version and end, in tokens of the sample, of each segment of the policy that has
             tokens, in order.
     """
@@ -79,11 +79,11 @@ def row_versions(num_tokens: int, sampled: Sequence[tuple[int, int]]) -> npt.NDA
 def one_behind_another(
     parts: Sequence[tuple[Rows | None, npt.NDArray[np.uint8] | None, int]],
 ) -> tuple[Rows | None, npt.NDArray[np.uint8] | None]:
-    """Experts of several sequences, and which rows are recorded (None: all of them); as `stitched`
-    gives those of one. Nothing is recorded of a sequence's last token.
+    """Return the experts of several sequences and the mask of recorded rows (None: all), as
+    `stitched` does. A sequence's last token has no record.
 
     Args:
-        parts: of each sequence its rows, which of them are recorded, and its tokens.
+        parts: of each sequence its rows, the mask of recorded ones, and its number of tokens.
 
     Raises:
         ValueError: sequences that disagree on layers, top_k or dtype.
@@ -97,7 +97,7 @@ def one_behind_another(
     for rows, mask, num_tokens in parts:
         here = slice(start, start + num_tokens - 1)
         if mask is not None:
-            versions[here] = mask.astype(np.int64) - 1  # those that are not recorded have no owner
+            versions[here] = mask.astype(np.int64) - 1  # rows that are not recorded have no owner
         if rows is not None:
             found.append((0, start, rows))
         start += num_tokens

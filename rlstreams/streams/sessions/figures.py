@@ -1,4 +1,4 @@
-"""What is shown of one session: starts, tree of calls, outcomes in order. Pure; no layout."""
+"""Figures of one session for screens: starts, tree of calls, outcomes. Pure; no layout."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Said:
     role: str
     text: str
     thought: str = ""
-    tools: tuple[str, ...] = ()  # that it calls: `name(arguments)`
+    tools: tuple[str, ...] = ()  # tools that it calls: `name(arguments)`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """A call in words."""
+    """The messages of a call: its request and its answer."""
 
     asked: tuple[Said, ...] = ()
     answer: Said | None = None
-    is_rest: bool = False  # `asked` has what is new alone: it was read from token ids
+    is_rest: bool = False  # `asked` has the new part alone: it was read from token ids
 
 
 Words: TypeAlias = Callable[[CallCommitted], Spoken]
@@ -45,10 +45,10 @@ class StartFigures:
     """One start of its agent."""
 
     number: int
-    after_s: float | None  # from the first start; None: nobody told the time
+    after_s: float | None  # from the first start; None: the time is not recorded
     worker: str
-    num_calls: int  # that it sampled
-    num_replays: int  # of its requests, answered from the log
+    num_calls: int  # calls that it sampled
+    num_replays: int  # its requests that were answered from the log
     is_lost: bool  # another start followed: it was killed, or its worker was
 
 
@@ -64,25 +64,25 @@ class CallFigures:
     parent: int | None  # number of the call that it continues
     asked: tuple[Said, ...]  # messages that are new since its parent
     answer: Said | None
-    after_s: float | None  # from the first start to its request; None: nobody told the time
+    after_s: float | None  # from the first start to its request; None: the time is not recorded
     parallel: tuple[int, ...]  # numbers of calls that were under way at the same time
-    why_root: str  # why it continues none, or why its prompt is not known
-    start: int  # of its agent, that it was sampled in
+    why_root: str  # why it continues no call, or why its prompt is not known
+    start: int  # start of its agent that it was sampled in
     prompt_tokens: int
     new_tokens: int  # of the prompt, behind the parent's answer
     sampled_tokens: int
-    versions: tuple[int, ...]  # that sampled it, each once, in order
+    versions: tuple[int, ...]  # versions that sampled it, each once, in order
     latency_s: float  # from the request to its answer
     finish_reason: str
     replayed_in: tuple[int, ...]  # starts that were answered by it from the log
     is_delivered: bool  # its tokens are learnt from, in the session's sample
-    is_in_sample: bool  # they are in it
-    why_not_learnt: str  # "": they could be
+    is_in_sample: bool  # its tokens are in the sample
+    why_not_learnt: str  # why its tokens cannot be learnt from; "": they can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeFigures:
-    """What was said of it, once."""
+    """One outcome of the session or of a call."""
 
     outcome_id: str
     grader: str
@@ -91,17 +91,17 @@ class OutcomeFigures:
     parts: dict[str, float]
     note: str
     call: int | None  # number of the call that it is about; None: the session, or an unknown one
-    after_s: float | None  # from the close; None: it is open, or nobody told the time
+    after_s: float | None  # from the close; None: it is open, or the time is not recorded
     is_standing: bool  # no later one took its place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFigures:
-    """One session."""
+    """Figures of one session."""
 
     session_id: str
     agent: str
-    state: str  # how it closed; "open"
+    state: str  # kind of its close, or "open"
     detail: str
     seconds: float | None  # from its first start to its close
     num_starts: int
@@ -111,16 +111,16 @@ class SessionFigures:
     failures: tuple[tuple[int, int, str], ...]  # start, status of HTTP, reason
     outcomes: tuple[OutcomeFigures, ...]  # as they came
     undelivered: float  # share of sampled tokens that its sample does not bring as the policy's
-    num_sampled: int  # tokens
+    num_sampled: int  # sampled tokens
     ties: int  # other calls as deep as the sample's last
-    problem: str  # why there is no sample of it; ""
+    problem: str  # why it has no sample; "": it has one
 
 
 def session_figures(session: Session, words: Words = lambda _: Spoken()) -> SessionFigures:
-    """All of a session, as far as it is known.
+    """Return the figures of a session, as far as it was read.
 
     Args:
-        words: what a call was asked and answered; by default nothing is said.
+        words: returns the messages of a call; by default none.
     """
     chain, problem = _chain(session)
     closed, opened = session.closed, session.opened
@@ -163,8 +163,8 @@ def _after_s(at_ms: int, begun_ms: int) -> float | None:
 
 
 def in_tree_order(session: Session, straight: Collection[Node]) -> list[Node]:
-    """Each call behind the one that it continues: branches in commit order, then what goes straight
-    on; roots in commit order."""
+    """Return each call behind the call that it continues: branches in commit order, then the call
+    that goes straight on; roots in commit order."""
     below = _below(session)
     found: list[Node] = []
     left = list(reversed(below.get(None, [])))
@@ -184,7 +184,7 @@ def _below(session: Session) -> dict[Node | None, list[Node]]:
 
 
 def _straight(session: Session, chain: Chain | None) -> set[Node]:
-    """Of the calls below one call that with which it goes on: the sample's, else the first."""
+    """Return, for each call, the call below that goes straight on: the sample's, or the first."""
     main = set() if chain is None else set(chain.nodes)
     return {
         next((node for node in nodes if node in main), nodes[0])
@@ -241,12 +241,12 @@ def _calls(
 
 
 def latency_s(call: CallCommitted) -> float:
-    """From the request to its answer."""
+    """Return the seconds from the request to its answer."""
     return max(0, call.finished_at_ms - call.received_at_ms) / 1000
 
 
 def _new(node: Node, spoken: Mapping[Node, Spoken]) -> tuple[Said, ...]:
-    """The messages behind its parent's, and behind that one's answer."""
+    """Return the messages that follow its parent's messages and answer."""
     own = spoken[node]
     before = None if node.parent is None else spoken[node.parent]
     if own.is_rest or before is None or before.is_rest:
@@ -255,7 +255,7 @@ def _new(node: Node, spoken: Mapping[Node, Spoken]) -> tuple[Said, ...]:
 
 
 def _parallel(nodes: Sequence[Node]) -> dict[Node, list[int]]:
-    """Of each call those of its start that were under way at the same time, by number."""
+    """Return the numbers of calls of the same start that each call was under way with."""
     found: dict[Node, list[int]] = {node: [] for node in nodes}
     under_way: list[Node] = []
     for node in sorted(nodes, key=lambda node: node.call.received_at_ms):

@@ -1,12 +1,11 @@
 """Agents' sessions: the one fold of `calls` and `outcomes`.
 
 Each topic comes in the order of its partition, in any order between the two, and the end is the
-same. Of a call id, of a start, of a close and of an outcome id the first record counts; a copy of
-one changes nothing. Behind the first close no call counts, and behind the opening of a start no
-call of an earlier one.
+same. The first record of a call id, of a start, of a close and of an outcome id counts; a copy
+changes nothing. Behind the first close no call counts, and behind the opening of a start no call of
+an earlier start.
 
-What is kept of a session is dropped by `forget`; only that it was there is remembered, so that a
-copy does not begin it anew.
+`forget` drops a session; only its id is remembered, so that a copy does not begin it anew.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ class SessionLog:
         self.sessions: dict[str, Session] = {}  # by id, in the order in which they were met
         self.num_forgotten = 0
         self._forgotten: dict[str, int] = {}  # by group, a bit for each sample
-        self._others: set[str] = set()  # forgotten ones whose id is not that of a sample
+        self._others: set[str] = set()  # forgotten sessions whose id is no sample's
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self.sessions.values())
 
     def get(self, session_id: str) -> Session | None:
-        """What is kept of a session; None: unknown, or forgotten."""
+        """Return a session; None: unknown, or forgotten."""
         return self.sessions.get(session_id)
 
     def apply(self, event: Event, offset: int = NO_PLACE) -> bool:
-        """Take one event, and where in its partition its record lies if that is known.
+        """Take one event, and its record's offset if known.
 
         Returns:
             False: it changes nothing: a copy, a call behind the close, a session that was
@@ -69,7 +68,7 @@ class SessionLog:
         return session is not None and apply_to(session, event, offset)
 
     def forget(self, session_id: str) -> None:
-        """Drop what is kept of a session; later records of it change nothing."""
+        """Drop a session; its later records change nothing."""
         if self.sessions.pop(session_id, None) is None:
             return
         self.num_forgotten += 1
@@ -80,7 +79,7 @@ class SessionLog:
             self._others.add(session_id)
 
     def is_forgotten(self, session_id: str) -> bool:
-        """Whether it was there, and was dropped."""
+        """Whether the session was there, and was dropped."""
         group, bit = _bit(session_id)
         return bool(self._forgotten.get(group, 0) & bit) if bit else session_id in self._others
 
@@ -102,7 +101,7 @@ def apply_to(session: Session, event: Event, offset: int = NO_PLACE) -> bool:
 
 
 def _bit(session_id: str) -> tuple[str, int]:
-    """Group and bit of a sample's session; bit 0: of another id."""
+    """Return group and bit of a sample's session; bit 0: the id is no sample's."""
     group, _, number = session_id.rpartition("/")
     is_small = number.isascii() and number.isdecimal() and str(int(number[:4])) == number
     return group, 1 << int(number) if group and is_small and int(number) < _BITS else 0

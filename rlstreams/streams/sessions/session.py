@@ -1,13 +1,13 @@
-"""One session: the starts of its agent, its tree of calls, how it closed, what was said of it.
+"""One session: the starts of its agent, its tree of calls, its close and its outcomes.
 
-A call that continues an earlier one records only the tokens that the earlier one has not, so what
-the model saw is the path from the root:
+A call that continues an earlier one records only the tokens that the earlier one lacks, so the
+model's input is the path from the root:
 
     root   P P P P | a a a            P: its prompt, a: what was sampled
     child          :       n n | b b  n: new ids, b: what was sampled
 
-The child's prompt is `P P P P a a a n n`: 9 tokens. `prompt_tokens` says so too, and where the two
-disagree the link does not hold: the call is a root whose prompt is not known.
+The child's prompt is `P P P P a a a n n`: 9 tokens, as `prompt_tokens` says. Where the two
+disagree, the link does not hold: the call is a root whose prompt is not known.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Node:
     """A call in its session's tree."""
 
     call: CallCommitted
-    offset: int  # of its record; NO_PLACE: not told
+    offset: int  # of its record; NO_PLACE: not known
     parent: Node | None  # None: a root
-    number: int  # how many calls were committed before it
+    number: int  # in commit order, from 0
     depth: int  # calls above it
     end: int  # tokens of its prompt and its answer
     problem: str = ""  # why its prompt is not known, in words; "": it is
 
     @property
     def path(self) -> tuple[Node, ...]:
-        """From the root to this call."""
+        """The calls from the root to this call."""
         found, node = [self], self.parent
         while node is not None:
             found.append(node)
@@ -59,16 +59,16 @@ class Node:
 
 
 def sampled_tokens(call: CallCommitted) -> int:
-    """Tokens of its answer."""
+    """Return the number of tokens of a call's answer."""
     return sum(len(segment.token_ids) for segment in call.segments)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """What is known of one session; the fold alone changes it."""
+    """The records of one session; the fold alone changes it."""
 
     session_id: str
-    first_offset: int = NO_PLACE  # of its first record in `calls`; NO_PLACE: not told
+    first_offset: int = NO_PLACE  # of its first record in `calls`; NO_PLACE: not known
     opened: SessionOpened | None = None  # the first record: it has the identity
     starts: dict[int, SessionOpened] = field(default_factory=dict)  # by number
     nodes: dict[str, Node] = field(default_factory=dict)  # by call id, in commit order
@@ -86,18 +86,18 @@ class Session:
 
     @property
     def calls(self) -> list[CallCommitted]:
-        """In commit order."""
+        """Its calls in commit order."""
         return [node.call for node in self.nodes.values()]
 
     @property
     def num_starts(self) -> int:
-        """How often its agent was started: the number of the next start."""
+        """Number of starts of its agent, which is the number of the next start."""
         return 1 + max(self.starts, default=-1)
 
     @property
     def newest(self) -> list[Node]:
-        """Calls that the newest start of its agent was answered with, in commit order. All, where
-        that start has none, or its client goes on behind a new start."""
+        """Calls that answered its agent's newest start, in commit order. All calls, where that
+        start has none, or its client goes on behind a new start."""
         nodes, start = list(self.nodes.values()), self.num_starts - 1
         if self.opened is not None and self.opened.client_group:
             return nodes
@@ -111,42 +111,42 @@ class Session:
 
     @property
     def standing(self) -> list[OutcomeReported]:
-        """Outcomes that no later one took the place of, as they came."""
+        """Outcomes that no later one has replaced, as they came."""
         return [o for name, o in self.outcomes.items() if name not in self._superseded]
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether its agent gave a reward, and has called nothing since."""
+        """Whether its agent gave a reward, and has made no call since."""
         said_ms = [o.at_ms for o in self.standing if (o.grader, o.kind) == (AGENT, REWARD)]
         called_ms = max((call.finished_at_ms for call in self.calls), default=0)
         return bool(said_ms) and max(said_ms) >= called_ms
 
     @property
     def terminal(self) -> str | None:
-        """The call whose answer was judged, as the newest standing reward that names one says."""
+        """The judged call, by the newest standing reward that names one; None: none does."""
         named = [o.call_id for o in self.standing if o.call_id is not None and o.kind == REWARD]
         return named[-1] if named else None
 
     def is_heard(self, node: Node) -> bool:
-        """Whether somebody waited for its answer, when it was written or later."""
+        """Whether a client waited for the call's answer, when it was written or later."""
         name = node.call.call_id
         return not node.call.unheard or any(of == name for _, of in self.replays)
 
     def recorded(self, request_hash: str, occurrence: int) -> CallCommitted | None:
-        """The call that this request was answered by, when it came for the n-th time in a start."""
+        """Return the call that answered this request at its n-th occurrence in a start."""
         return self._by_request.get((request_hash, occurrence))
 
     def occurrences(self, start: int, request_hash: str) -> int:
-        """How often a start has had this request answered, sampled or from the log: the occurrence
-        that the next one has."""
+        """Return the number of a start's answers to this request, sampled or from the log: the
+        occurrence of the next one."""
         return self._asked[start, request_hash]
 
     def tokens_of(self, call_id: str) -> Ints:
-        """Prompt and answer of a call, int32 [tokens]: what the model saw, and what it said.
+        """Return prompt and answer of a call, int32 [tokens].
 
         Raises:
             KeyError: the session has no such call.
-            ValueError: its prompt is not known; says why.
+            ValueError: its prompt is not known; the message says why.
             schemas.TensorError: a tensor that cannot be read.
         """
         node = self.nodes[call_id]
@@ -155,7 +155,7 @@ class Session:
         return np.concatenate([part for step in node.path for part in added(step.call)])
 
     def open(self, event: SessionOpened) -> bool:
-        """Take a start of its agent; False: it is there."""
+        """Take a start of its agent; return False for a copy."""
         if event.start in self.starts:
             return self._is_copy()
         self.opened = self.opened or event
@@ -163,10 +163,10 @@ class Session:
         return True
 
     def commit(self, event: CallCommitted, offset: int = NO_PLACE) -> bool:
-        """Take a call; False: it is void, it is there, or the session is closed.
+        """Take a call; return False if it is void or a copy, or the session is closed.
 
-        Calls are written outside of transactions, so a worker that lost the session may still
-        write some. Only the owner can write an opening, and behind it no earlier start counts.
+        Calls are written outside of transactions, so a worker that lost the session may still write
+        some. Only the owner can write an opening, and behind it no earlier start counts.
         """
         if self._is_void(event):
             return False
@@ -189,10 +189,10 @@ class Session:
         return True
 
     def _link(self, event: CallCommitted) -> tuple[Node | None, str]:
-        """The parent, and why the prompt is not known."""
+        """Return the parent, and why the prompt is not known ("": it is)."""
         num_new, whole = len(event.new_ids), event.prompt_tokens
         parent = None if event.parent is None else self.nodes.get(event.parent)
-        # A parent without tokens is none: every prompt begins with nothing.
+        # A parent without tokens counts as none: every prompt begins with an empty sequence.
         if parent is not None and parent.end and parent.end + num_new == whole:
             return parent, parent.problem and f"its parent's: {parent.problem}"
         if num_new == whole:
@@ -207,10 +207,10 @@ class Session:
         )
 
     def replay(self, event: CallReplayed) -> bool:
-        """Take an answer from the log; False: it is void, there, of no call, or behind the close.
+        """Take an answer from the log; return False if it is void, a copy, of no call, or late.
 
-        The call that a start sampled was its answer then, and is not one more; where nobody heard
-        it, that it was heard later.
+        A replay in the start that sampled the call is no further answer; if nobody heard that
+        answer, the replay shows that it was heard later.
         """
         if self._is_void(event):
             return False
@@ -229,7 +229,7 @@ class Session:
         return True
 
     def fail(self, event: CallFailed) -> bool:
-        """Take a refusal; False: it is there, or the session is closed."""
+        """Take a refusal; return False for a copy, or if the session is closed."""
         if event in self.failed:
             return self._is_copy()
         if self._is_late():
@@ -238,14 +238,14 @@ class Session:
         return True
 
     def close(self, event: SessionClosed) -> bool:
-        """Take its end; False: it has one."""
+        """Take its close; return False for a copy."""
         if self.closed is not None:
             return self._is_copy()
         self.closed = event
         return True
 
     def judge(self, event: OutcomeReported) -> bool:
-        """Take an outcome, also behind the close; False: it is there."""
+        """Take an outcome, also behind the close; return False for a copy."""
         if event.outcome_id in self.outcomes:
             return self._is_copy()
         if event.supersedes in self.outcomes:  # only an earlier one: no two replace each other
@@ -268,7 +268,7 @@ class Session:
 
 
 def added(call: CallCommitted) -> Iterator[Ints]:
-    """The tokens that a call has and its parent has not, in order; raises TensorError."""
+    """Yield the tokens that a call has and its parent lacks, in order; raises TensorError."""
     yield call.new_ids.numpy()
     for segment in call.segments:
         yield segment.token_ids.numpy()

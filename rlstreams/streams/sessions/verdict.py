@@ -1,4 +1,4 @@
-"""What the graders that a run waits for have said of a session. Pure."""
+"""The verdict on a session of the graders that a run waits for. Pure."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rlstreams.streams.sessions.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """By which a session is rewarded, or why it is not."""
+    """A session's reward, or why it has none."""
 
-    kind: str  # REWARD; EXPIRED; the kind of failure that a grader told
+    kind: str  # REWARD; EXPIRED; the kind of failure that a grader reported
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     note: str = ""
     terminal: str | None = None  # the call whose answer was judged
-    missing: tuple[str, ...] = ()  # graders that said nothing
+    missing: tuple[str, ...] = ()  # graders without an outcome
 
 
 def verdict_of(session: Session, graders: Sequence[str], *, is_over: bool) -> Verdict | None:
-    """The verdict of these graders together; None: one of them has said nothing yet.
+    """Return the verdict of these graders together; None: one of them has no outcome yet.
 
-    Of each the newest standing outcome counts. Their rewards are added; with several of them each
+    Each grader's newest standing outcome counts. Their rewards are added; of several graders each
     is a part of its own name. One that failed decides alone: there is no reward without it.
 
     Args:
-        is_over: whether nobody waits any longer.
+        is_over: whether the wait for graders is over.
     """
     said = {one.grader: one for one in session.standing if one.grader in graders}
     for one in said.values():

@@ -1,1 +1,1 @@
-"""Pure folds over the topics: what people look at."""
+"""Views: pure queries of the folds, for screens and watches."""

@@ -1,4 +1,4 @@
-"""What agents do, by agent: how their sessions end, what their calls take. Of closed sessions.
+"""Figures by agent: ends of sessions, calls, tokens, latencies. Closed sessions only.
 
 `AgentsView` counts all of them; `AgentsOfBatches` those of the samples of a step or an evaluation.
 """
@@ -22,24 +22,24 @@ NEWEST = 10_000  # calls whose latency counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """One agent by now."""
+    """Figures of one agent so far."""
 
     agent: str  # its name in the configuration; "": no start of it is in the log
-    ended: Mapping[str, int]  # sessions by how they closed
+    ended: Mapping[str, int]  # closed sessions by kind of close
     num_open: int
     num_calls: int  # sampled
     num_replays: int  # requests that were answered from the log
     num_tokens: int  # sampled
-    num_beside: int  # of these, not learnt from: beside the main chain, or auxiliary
+    num_beside: int  # sampled tokens not learnt from: beside the main chain, or auxiliary
     latencies_s: tuple[float, ...]  # of the newest calls, sorted
 
     @property
     def num_sessions(self) -> int:
-        """That are over."""
+        """Number of closed sessions."""
         return sum(self.ended.values())
 
     def latency_s(self, share: float) -> float | None:
-        """That this share of the newest calls did not exceed; None: there is none."""
+        """Return the latency that this share of the newest calls did not exceed; None: no call."""
         if not self.latencies_s:
             return None
         last = len(self.latencies_s) - 1
@@ -47,7 +47,7 @@ class AgentState:
 
     @property
     def values(self) -> Mapping[str, float | None]:
-        """Its numbers by key: calls a session, seconds, shares in percent; None: not known yet."""
+        """Its figures by key: calls a session, seconds, shares in percent; None: not known yet."""
         answered = self.num_calls + self.num_replays
         return {
             "calls": self.num_calls / self.num_sessions if self.num_sessions else None,
@@ -71,7 +71,7 @@ class _Agent:
         """Count a session that is over."""
         assert session.closed is not None, "only sessions that are over are counted"
         try:
-            # Whatever a grader names later: the same however far `outcomes` was read.
+            # Not by the call that a grader names: the same however far `outcomes` was read.
             chain = main_chain(session)
         except NoChainError:
             chain = None
@@ -92,7 +92,7 @@ class _Closing:
         self._take = take
 
     def apply(self, event: Event, position: Position | None) -> bool:
-        """Take one event; False: it is of no session, or changes nothing."""
+        """Take one event; return False if it is of no session, or changes nothing."""
         if not self.log.apply(event, NO_PLACE if position is None else position.offset):
             return False
         session = self.log.get(getattr(event, "session_id", ""))
@@ -117,7 +117,7 @@ class AgentsView:
 
     @property
     def state(self) -> tuple[AgentState, ...]:
-        """All agents, by name; none: the run has none."""
+        """All agents, by name; empty: the run has none."""
         begun = Counter(_name(one) for one in self._closing.log if one.starts or one.nodes)
         return tuple(
             _state(name, self._agents.get(name, _Agent()), begun[name])
@@ -126,8 +126,8 @@ class AgentsView:
 
 
 class AgentsOfBatches:
-    """Keeps closed sessions by group until that is over: what they took is the same, whenever and
-    however far the log was read."""
+    """Keeps closed sessions by group until the group is over: so its figures are the same, whenever
+    and however far the log was read."""
 
     def __init__(self) -> None:
         self._of: defaultdict[str, list[Session]] = defaultdict(list)
@@ -142,16 +142,16 @@ class AgentsOfBatches:
 
     @property
     def groups(self) -> Iterable[str]:
-        """Groups with sessions that are kept."""
+        """Groups with kept sessions."""
         return list(self._of)
 
     def take(
         self, groups: Iterable[str], samples: Container[str] | None = None
     ) -> tuple[AgentState, ...]:
-        """Agents of the sessions of these groups, which are forgotten.
+        """Return the agents of these groups' sessions, and forget the sessions.
 
         Args:
-            samples: only sessions of these; None: of all.
+            samples: samples whose sessions count; None: all.
         """
         agents: defaultdict[str, _Agent] = defaultdict(_Agent)
         for group in groups:

@@ -1,6 +1,6 @@
-"""What a run's time and tokens went into, and how long each death stopped its worker. Pure.
+"""The cost of a run: its time and tokens by use, and the time that each death took. Pure.
 
-All of it is from the log: a run that is over, or recorded, has the figures that it had live.
+All figures are from the log: a run that is over, or recorded, has the figures that it had live.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Comeback:
     """The deaths of one role."""
 
     deaths: int
-    away: int  # of these: their worker has not worked since
-    median_s: float  # from the last report to the next work; NaN: none has worked since
+    away: int  # deaths whose worker has not worked since
+    median_s: float  # from the last report to the next work; NaN: no worker has worked since
     worst_s: float
 
 
@@ -31,26 +31,26 @@ class Comeback:
 class CostState:
     """Time, tokens and deaths so far."""
 
-    training_s: float = 0.0  # of the steps that count
-    wall_s: float = 0.0  # from the first one's begin to the last one's end, or to now
-    sampled_tokens: int = 0  # by all processes, as they counted; 0: no report is left
+    training_s: float = 0.0  # sum over the steps that count
+    wall_s: float = 0.0  # from the first step's begin to the last one's end, or to now
+    sampled_tokens: int = 0  # counted by all processes; 0: no report is left
     in_vain: Mapping[str, int] = field(default_factory=dict)  # tokens, by cause
     deaths: tuple[Death, ...] = ()
 
     @property
     def training_share(self) -> float | None:
-        """Of the time; None before the first step."""
+        """Share of the time that steps took; None before the first step."""
         return self.training_s / self.wall_s if self.wall_s else None
 
     @property
     def in_vain_share(self) -> float | None:
-        """Of the sampled tokens; None: how many there were is not told."""
+        """Share of the sampled tokens that no step trains; None: their number is not known."""
         spent = sum(self.in_vain.values())
         return spent / self.sampled_tokens if self.sampled_tokens else None
 
     @property
     def comebacks(self) -> Mapping[str, Comeback]:
-        """By role, of those that had a death."""
+        """Deaths and returns by role, for roles that had a death."""
         found = {}
         for role in sorted({death.role for death in self.deaths}):
             own = [death.seconds for death in self.deaths if death.role == role]
@@ -65,7 +65,7 @@ class CostState:
 
 
 def cost(run: RunState, samples: Samples, workers: Workers) -> CostState:
-    """A snapshot."""
+    """Return a snapshot of the run's cost."""
     begin_ms = run.steps[0].started_at_ms if run.steps else 0
     end_ms = run.steps[-1].finished_at_ms if run.steps else 0
     if run.steps and not 0 < run.step_target <= run.step:
@@ -81,13 +81,13 @@ def cost(run: RunState, samples: Samples, workers: Workers) -> CostState:
 
 
 def _in_vain(samples: Samples, workers: Workers) -> Counter[str]:
-    """Tokens that no step will train, by cause.
+    """Return the tokens that no step will train, by cause.
 
-    `died`: of a process that died, what it had counted in its last report, at most a second
-    before, and had not finished; without the calls of agents that were answered from the log later.
-    `unfinished`: likewise of one that stopped: requests that were cut, given up, or failed.
-    `off_path`: of agents, calls that are not on the path that becomes their sample. Others: why
-    the trainer did not take the sample, as `Group.why_untrained` names it.
+    `died`: tokens that a process had counted in its last report, at most a second before its death,
+    and had not finished; without calls of agents that were answered from the log later.
+    `unfinished`: likewise of a process that stopped: requests that were cut, given up, or failed.
+    `off_path`: calls of agents that are not on the path that becomes their sample. Others: reasons
+    for which the trainer did not take the sample, by `Group.why_untrained`.
     """
     found = samples.spent.in_vain
     dead = {death.instance for death in workers.deaths}

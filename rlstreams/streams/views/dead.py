@@ -1,4 +1,4 @@
-"""Dead letters by reason: how many there are of each, and what the newest one says."""
+"""Dead letters by reason: their number, and the newest one's detail."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlstreams.streams.samples.fold import Samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadReason:
-    """What was set aside for one reason."""
+    """Dead letters of one reason."""
 
     reason: str
     num: int
-    newest: str  # who set it aside, and its detail: of user code with file and line
+    newest: str  # worker and detail of the newest; errors of user code have file and line
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class DeadState:
 
     @property
     def num(self) -> int:
-        """All dead letters."""
+        """Number of all dead letters."""
         return sum(reason.num for reason in self.reasons)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class DeadState:
 
 
 def dead(samples: Samples) -> DeadState:
-    """A snapshot."""
+    """Return a snapshot of the dead letters."""
     reasons = [
         DeadReason(reason=reason, num=letters.num, newest=letters.newest)
         for reason, letters in samples.letters.items()
@@ -41,9 +41,9 @@ def dead(samples: Samples) -> DeadState:
 
 
 def list_command(run: str = "RUN", reason: str = "") -> str:
-    """How to list them.
+    """Return the command that lists dead letters.
 
     Args:
-        run: its folder.
+        run: the run's folder.
     """
     return f"rlstreams dead-letters list {run}" + (f" --reason {reason}" if reason else "")

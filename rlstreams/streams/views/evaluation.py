@@ -1,4 +1,4 @@
-"""Held-out accuracy by policy version, and the same problem then and now."""
+"""Held-out accuracy by policy version, and first and newest answers to the same problems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.samples.fold import Samples
 from rlstreams.streams.samples.life import Evaluation
 
-ROWS = 8  # whose answers are kept
+ROWS = 8  # held-out rows whose answers are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +19,8 @@ class EvaluationPoint:
 
     policy_version: int
     accuracy: float  # mean reward over the samples so far; 0 without any
-    best: float  # the best answer to each row, their mean; with one answer a row the accuracy
-    num_rows: int  # with an answer
+    best: float  # mean over rows of the best answer's reward; with one answer a row the accuracy
+    num_rows: int  # rows with an answer
     num_samples: int
     num_issued: int
     num_dead: int
@@ -30,7 +30,7 @@ class EvaluationPoint:
 
     @property
     def is_complete(self) -> bool:
-        """Every issued sample was answered or is dead."""
+        """Whether every issued sample was answered or is dead."""
         return 0 < self.num_issued <= self.num_samples + self.num_dead
 
 
@@ -42,7 +42,7 @@ class EvaluationState:
 
     @property
     def curve(self) -> tuple[EvaluationPoint, ...]:
-        """Points that will not move: the complete ones, and those that a later one followed."""
+        """Points that will not change: complete ones, and those followed by a later one."""
         return tuple(
             point
             for index, point in enumerate(self.points)
@@ -51,23 +51,23 @@ class EvaluationState:
 
     @property
     def measure(self) -> str:
-        """What the mean reward of held-out rows is: `accuracy` where all rewards are 0 or 1."""
+        """Name of the mean reward of held-out rows: `accuracy` where all rewards are 0 or 1."""
         is_accuracy = all(point.is_right_or_wrong for point in self.points)
         return "accuracy" if is_accuracy else "reward"
 
     @property
     def first(self) -> EvaluationPoint | None:
-        """Where the run started."""
+        """The run's first evaluation."""
         return self.curve[0] if self.curve else None
 
     @property
     def last(self) -> EvaluationPoint | None:
-        """Where it stands."""
+        """The run's newest evaluation of the curve."""
         return self.curve[-1] if self.curve else None
 
 
 def evaluation(samples: Samples) -> EvaluationState:
-    """A snapshot, oldest version first."""
+    """Return a snapshot of the evaluations, oldest version first."""
     return EvaluationState(points=tuple(starmap(_point, sorted(samples.evaluations.items()))))
 
 
@@ -99,7 +99,7 @@ class TokenRun:
 class Answer:
     """One answer to a held-out problem."""
 
-    policy_version: int  # of the evaluation; the runs say what sampled each token
+    policy_version: int  # of the evaluation; `runs` has the version of each token
     prompt_ids: tuple[int, ...]
     runs: tuple[TokenRun, ...]
     reward: float
@@ -107,13 +107,13 @@ class Answer:
 
     @property
     def is_right(self) -> bool:
-        """It earned at least half of the full reward of 1."""
+        """Whether it earned at least half of the full reward of 1."""
         return self.reward >= 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A held-out row: its answer under the first version that met it, and under the newest."""
+    """A held-out row: its answer under the first version that answered it, and under the newest."""
 
     row: int
     then: Answer
@@ -128,16 +128,16 @@ class SamplesState:
 
     @property
     def ranked(self) -> tuple[Problem, ...]:
-        """Those that show most first: wrong then and right now; the others by row."""
+        """Problems answered wrong first and right now come first; others follow by row."""
         return tuple(sorted(self.problems, key=lambda p: p.now.is_right <= p.then.is_right))
 
 
 class AnswersView:
     """Keeps sample 0 of the held-out rows below `ROWS`, where its tokens can be read.
 
-    It is given first records alone: `Samples` tells them from copies.
-    An answer with tokens that are none is a foreign writer's: nothing of it can be shown, and who
-    watches a run must not end with it.
+    It gets first records alone: `Samples` removes copies.
+    An answer with invalid tokens is a foreign writer's: it cannot be shown, and must not end the
+    process that watches the run.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class AnswersView:
         self._now: dict[int, Answer] = {}
 
     def apply(self, event: Event) -> None:
-        """Take one event; all but evaluation trajectories are passed by."""
+        """Take one event; events other than evaluation trajectories change nothing."""
         if not isinstance(event, Trajectory) or event.purpose != EVALUATE or event.sample != 0:
             return
         identity = evaluation_id(event.group_id)
@@ -173,10 +173,10 @@ class AnswersView:
 
 
 def answer_of(event: Trajectory, version: int) -> Answer:
-    """A sample as people are shown it.
+    """Return a sample as an answer to be shown.
 
     Raises:
-        ValueError: a token that is none.
+        ValueError: an invalid token.
     """
     answered = [segment for segment in event.segments if segment.author != "prompt"]
     return Answer(
@@ -197,10 +197,10 @@ def answer_of(event: Trajectory, version: int) -> Answer:
 
 
 def _ids(segment: Segment) -> tuple[int, ...]:
-    """Copied: a decoded tensor is a view that would keep its whole record alive.
+    """Return a copy of the ids: a decoded tensor is a view that would keep its whole record alive.
 
     Raises:
-        ValueError: no ids; a tokenizer might take them for text all the same, or end on them.
+        ValueError: numbers that are no ids; a tokenizer might spell them, or crash on them.
     """
     ids = segment.token_ids.numpy()
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or (len(ids) and ids.min() < 0):

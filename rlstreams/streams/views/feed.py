@@ -1,8 +1,8 @@
 """Views and their feed: pure queries of the folds, events in, frozen state out.
 
-Live view, report and monitor show the same states, because they ask the same folds. A fold knows
+Live view, report and monitor show the same states, because they query the same folds. A fold uses
 no clock and no bus: `apply` takes one event after another, in the order of its partition. `Views`
-makes a frozen snapshot of them; `Feed` brings the events.
+makes frozen snapshots; `Feed` delivers the events.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class View(Protocol):
     """A fold."""
 
     def apply(self, event: Event, position: Position | None = None) -> object:
-        """Take one event, and where its record lies; what the view does not know is passed by."""
+        """Take one event and its record's position; events that the view does not use pass by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +74,22 @@ class ViewState:
     flow: FlowState = field(default_factory=FlowState)
     oldest: Mapping[str, int] = field(default_factory=dict)  # by topic, ms since 1970
     dead: DeadState = field(default_factory=DeadState)
-    agents: tuple[AgentState, ...] = ()  # none: the run has none, or `calls` is not read
+    agents: tuple[AgentState, ...] = ()  # empty: the run has none, or `calls` is not read
     cost: CostState = field(default_factory=CostState)
 
     @property
     def held_out(self) -> tuple[tuple[int, float], ...]:
-        """(Step, accuracy) of each evaluation that will not move: its curve beside the steps'."""
+        """(Step, accuracy) of each evaluation that will not change: a curve over steps."""
         return tuple(
             (self.run.step_of(p.policy_version), p.accuracy) for p in self.evaluation.curve
         )
 
 
 class Views:
-    """What people look at, from one set of folds.
+    """All views of a run, from one set of folds.
 
     Args:
-        keeps: how many samples the folds keep.
+        keeps: number of samples that the folds keep, see `Samples`.
     """
 
     def __init__(self, keeps: int = OPEN, folds: Folds | None = None) -> None:
@@ -103,7 +103,7 @@ class Views:
     def apply(self, event: Event, position: Position | None = None) -> bool:
         """Take one event; as `Folds.apply`."""
         if self._agents.apply(event, position):
-            return False  # about no sample
+            return False  # the event is about no sample
         counts = self.folds.apply(event, position)
         if counts and isinstance(event, Trajectory):
             self._answers.apply(event)
@@ -111,7 +111,7 @@ class Views:
 
     @property
     def judges(self) -> tuple[str, ...]:
-        """By what the newest samples were judged, as far as that is told."""
+        """Digests of the graders that judged the newest samples, as far as recorded."""
         return self._run.judges
 
     @property
@@ -121,12 +121,12 @@ class Views:
 
     @property
     def flow(self) -> FlowState:
-        """What waits where."""
+        """Samples that wait between roles."""
         return flow(self.samples, self.workers)
 
     @property
     def state(self) -> ViewState:
-        """A snapshot of all."""
+        """A snapshot of all views."""
         run, now = self._run.state, self.flow
         return ViewState(
             run=run,
@@ -143,11 +143,11 @@ class Views:
 
 
 class Feed:
-    """Brings the watched topics to a view, from their beginnings on; belongs to one thread.
+    """Delivers the watched topics to a view, from their beginnings on; belongs to one thread.
 
     Args:
-        on_record: called with each record after the view has taken its event, for who needs to
-            know where it lies.
+        on_record: called with each record after the view has taken its event, for callers that
+            need its position.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Feed:
         self.num_unreadable = 0
 
     def poll(self, timeout_s: float) -> int:
-        """Apply what is there; returns how many records that was.
+        """Apply available records; return their number.
 
         Raises:
             StreamsError: the broker cannot be asked. Nothing is passed over: poll
@@ -196,7 +196,7 @@ class Feed:
         return num_records
 
     def catch_up(self, deadline_s: float) -> None:
-        """Apply all up to where the topics end now.
+        """Apply all records up to the topics' present ends.
 
         Raises:
             DeadlineError: nothing was delivered for `deadline_s`; names the partitions.
@@ -208,13 +208,13 @@ class Feed:
             self._apply()
 
     def behind(self, ends: Mapping[Partition, int]) -> int:
-        """Offsets between here and `ends`, over all partitions; 0: all of them was applied."""
+        """Return the offsets between here and `ends`, over all partitions; 0: all were applied."""
         positions = self._reader.positions()
         left = sum(max(0, end - positions.get(partition, 0)) for partition, end in ends.items())
         return left + len(self._left)
 
     def ends(self) -> dict[Partition, int]:
-        """Where the watched topics end now."""
+        """Return the present ends of the watched topics."""
         ends: dict[Partition, int] = {}
         for topic in self._topics:
             ends.update(self._bus.ends(topic.name))

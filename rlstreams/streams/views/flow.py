@@ -1,4 +1,4 @@
-"""How many samples have come how far, and what waits between two roles. No broker is asked."""
+"""Numbers of samples by progress, and of those that wait between two roles. Asks no broker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlstreams.streams.workers import Workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowState:
-    """Samples so far, each once. What was scored lags a second behind, where no score is read."""
+    """Samples so far, each once. `scored` lags a second behind, where no score is read."""
 
     issued: int = 0
     rolled_out: int = 0
     rolled_out_to_train: int = 0
-    to_roll_out: int = 0  # of groups that are open, and held-out ones
+    to_roll_out: int = 0  # samples of open groups, and held-out ones
     scorable: int = 0  # rolled out to train, and not set aside before the trainer
-    scored: int = 0  # of those, as the log-prob workers count them
-    closed: int = 0  # scorable, of groups that were trained or dropped
+    scored: int = 0  # scorable ones that the log-prob workers counted
+    closed: int = 0  # scorable ones of groups that were trained or dropped
     dead_at_rollout: int = 0
     dead_at_logprob: int = 0
 
@@ -35,7 +35,7 @@ class FlowState:
 
 
 def flow(samples: Samples, workers: Workers) -> FlowState:
-    """A snapshot. A trained sample was scored, whatever is left of the workers' reports."""
+    """Return a snapshot. A trained sample counts as scored, even without its worker's reports."""
     counts = samples.counts
     counted = max(counts["scored"], int(workers.total("logprob", "samples")))
     names = ("issued", "rolled_out", "rolled_out_to_train", "to_roll_out", "scorable", "closed",
@@ -45,11 +45,11 @@ def flow(samples: Samples, workers: Workers) -> FlowState:
 
 
 def oldest(samples: Samples, waiting: Mapping[str, int]) -> Mapping[str, int]:
-    """Since when the training sample that waits longest in each topic does, ms since 1970; a topic
-    in which none waits is missing.
+    """Return, by topic, the time since which its longest-waiting sample waits, ms since 1970.
 
-    Who is scored is counted, and not read where no score is. So it is as if they were scored in the
-    order in which they were sampled; and what is scored waits since it was sampled.
+    Only training samples count, and a topic without a waiting one is missing. Where no score is
+    read, only the number of scored samples is known: they count as scored in the order in which
+    they were sampled, and a scored sample waits since it was sampled.
 
     Args:
         waiting: `FlowState.waiting`.

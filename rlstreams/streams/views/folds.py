@@ -1,4 +1,4 @@
-"""What a run's topics say, folded once for all that one process shows, counts and watches."""
+"""The folds of a run's topics, made once for all screens, counts and watches of a process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlstreams.streams.workers import Workers
 class Folds:
     """One ledger, one fold of samples and one of workers, fed with the same events.
 
-    Views, watches and screens ask them, and fold nothing of their own that these have.
+    Views, watches and screens query them, and fold nothing again.
 
     Args:
-        keeps: how many samples are kept, see `Samples`.
-        group_size: of training groups, where prompts are not read.
+        keeps: number of samples to keep, see `Samples`.
+        group_size: size of training groups, where prompts are not read.
     """
 
     def __init__(self, *, keeps: int = OPEN, group_size: int = 0) -> None:
@@ -27,16 +27,16 @@ class Folds:
             on_step=lambda step, _: self.workers.works(step.instance, step.finished_at_ms)
         )
         self.published: set[int] = set()  # versions
-        self.control = "running"  # as its newest event says
-        self.why_control = ""  # where somebody said why
+        self.control = "running"  # desired state in the newest event of `control`
+        self.why_control = ""  # its reason, if it has one
 
     @property
     def trainer_state(self) -> str:
-        """Of the newest heartbeat."""
+        """State in the trainer's newest heartbeat."""
         return self.ledger.heartbeat.state if self.ledger.heartbeat else ""
 
     def apply(self, event: Event, position: Position | None = None) -> bool:
-        """Take one event, and where its record lies if that is known.
+        """Take one event, and its record's position if known.
 
         Returns:
             False: a copy, a void event, or about no sample.

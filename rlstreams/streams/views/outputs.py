@@ -1,8 +1,8 @@
-"""Where a group stands, computed from what it wrote: for a committed position that cannot be true.
+"""A group's position computed from its outputs, to replace an impossible committed position.
 
 Anybody who has the password may commit for a group, and a topic that lost its end leaves positions
-behind it. The truth is in the log: a score names its trajectory and a trajectory its prompt, by
-partition and offset, and a dead letter whatever it is about.
+behind that. The outputs in the log are the proof: a score names its trajectory and a trajectory its
+prompt, by partition and offset, and a dead letter the record that it is about.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
 
-READ_S = 60.0  # without a single record more
+READ_S = 60.0  # longest wait for the next record
 _ORIGIN = Projection(DeadLetter, "origin_topic", "origin_partition", "origin_offset")
-# By the topic that is read: where the outputs lie, and where they name the record that they are of.
+# By input topic: the topic of the outputs, and the fields in which they name their input record.
 _OUTPUTS = {
     PROMPTS.name: (TRAJECTORIES, Projection(Trajectory, "prompt_partition", "prompt_offset")),
     TRAJECTORIES.name: (
@@ -29,10 +29,10 @@ _OUTPUTS = {
 
 
 def committed_by_outputs(bus: Bus, partition: Partition) -> Committed:
-    """The low watermark and the done set of the group that reads a topic of samples.
+    """Return the low watermark and the done set of the group that reads a topic of samples.
 
-    A record is done with that an output or a dead letter names. One that neither names is done
-    again, also if it needed no output: the first record of a sample counts.
+    A record that an output or a dead letter names is done. A record that neither names is done
+    again, even if it needed no output: the first record of a sample counts.
 
     Raises:
         DeadlineError: a topic stops delivering.
@@ -46,7 +46,7 @@ def committed_by_outputs(bus: Bus, partition: Partition) -> Committed:
                     try:
                         *of, number, offset = wanted.read(raw.value, bus.schemas())
                     except DecodeError:
-                        continue  # names nothing
+                        continue  # an unreadable record names no input
                     if number == partition.number and of in ([], [partition.topic]):
                         done.add(offset)
     begin, end = bus.beginnings(partition.topic)[partition], bus.ends(partition.topic)[partition]

@@ -1,4 +1,4 @@
-"""The pace of a run: means over its last steps, and who holds whom back. Pure."""
+"""The pace of a run: means over its last steps, and its bottleneck. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.views.run import StepPoint
 
-FLAT_STEPS = 3  # in a row without a signal: not by chance
-STEPS = 10  # that a mean is over
-# Of a step's metrics: seconds by part, in their order in a step, and what was measured besides.
+FLAT_STEPS = 3  # steps in a row without a signal, which is then no chance
+STEPS = 10  # steps that a mean is over
+# Metrics of a step with the seconds of each part, in their order in a step, and their names.
 PARTS = {
     "wait_samples_s": "samples",
     "wait_scores_s": "scores",
@@ -21,29 +21,29 @@ PARTS = {
     "publish_s": "publish",
 }
 MEASURED = frozenset({*PARTS, "train_s", "mfu", "gpu_free_gb", "gpu_alloc_retries"})
-"""What a step that is done again has otherwise, and may."""
-_FEW = 0.05  # of a step, or of the groups: nobody minds
-_SHORT_GB = 1.0  # left on a GPU
+"""Metrics that may differ in a step that is done again: measured times and memory."""
+_FEW = 0.05  # negligible share of a step, or of the groups
+_SHORT_GB = 1.0  # free memory below which a GPU is short of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Means over a few steps, by the step."""
+    """Means over the last steps."""
 
     num_steps: int
     step_s: float  # from step to step
-    train_s: float  # in which the trainer computes
+    train_s: float  # of the trainer's computation
     wait_samples_s: float
     wait_scores_s: float
     trained_per_s: float  # tokens of trained samples, prompts included
-    sampled_per_s: float  # their answers' tokens: what rollout sampled for nothing is not in it
-    padding: float  # tokens computed over those of samples, shared ones once; 0: not told
+    sampled_per_s: float  # tokens of trained samples' answers; without those sampled for nothing
+    padding: float  # tokens computed over those of samples, shared ones once; 0: not recorded
     mfu: float  # 0: the device's peak is not known
-    dropped: float  # share of the groups that were closed: sampled, and not trained
+    dropped: float  # share of closed groups that were dropped: sampled, and not trained
 
 
 def pace(steps: Sequence[StepPoint]) -> Pace | None:
-    """Over the last `STEPS` steps; None before the first."""
+    """Return the means over the last `STEPS` steps; None before the first step."""
     if not steps:
         return None
     # The first step waits for servers to start, so the means leave it out once there are more.
@@ -75,8 +75,8 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
 
 
 def _span_ms(start_ms: int, point: StepPoint) -> float:
-    """From the end of the step before to that of this one; where the clock was set back between
-    them, what the step waited and computed."""
+    """Return the time from the end of the step before to the end of this one; where the clock was
+    set back between them, the time that the step waited and computed."""
     if point.finished_at_ms >= start_ms:
         return point.finished_at_ms - start_ms
     waited_s = sum(point.metrics.get(name, 0.0) for name in ("wait_samples_s", "wait_scores_s"))
@@ -84,7 +84,7 @@ def _span_ms(start_ms: int, point: StepPoint) -> float:
 
 
 def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
-    """The means in one line, and what `bottleneck` says; "" before there are two steps."""
+    """Return the means and the bottleneck in one line; "" before there are two steps."""
     found = pace(steps)
     if found is None or len(steps) < 2:
         return ""
@@ -104,12 +104,12 @@ def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
 
 
 def ranks_of(claims: Sequence[TrainerStarted]) -> int:
-    """Of the trainer that claimed the run last; several are a GPU each."""
+    """Return the number of ranks of the newest claim's trainer; several ranks have a GPU each."""
     return int(claims[-1].versions.get("ranks", "1")) if claims else 1
 
 
 def bottleneck(steps: Sequence[StepPoint]) -> str:
-    """Who holds whom back, in seconds of the last steps; "" before there are two."""
+    """Return a sentence on the trainer's waits in the last steps; "" before there are two."""
     if len(steps) < 2:
         return ""
     found = pace(steps)
@@ -119,12 +119,12 @@ def bottleneck(steps: Sequence[StepPoint]) -> str:
     waited = {what: s for what, s in names.items() if s > _FEW * found.step_s}
     if not waited:
         return f"nobody holds the trainer back: it works {found.train_s:.2f} s {of}"
-    told = " and ".join(f"{waited[what]:.2f} s for {what}" for what in waited)
-    return f"the trainer waits {told}, {of}"
+    waits = " and ".join(f"{waited[what]:.2f} s for {what}" for what in waited)
+    return f"the trainer waits {waits}, {of}"
 
 
 def nothing_to_learn(steps: Sequence[StepPoint]) -> str:
-    """That the last steps had nothing to learn from; "": they had, or there are too few of them."""
+    """Return a warning that the last steps had no signal; "": they had, or are too few."""
     newest = steps[-FLAT_STEPS:]
     if len(newest) < FLAT_STEPS:
         return ""
@@ -142,7 +142,7 @@ def nothing_to_learn(steps: Sequence[StepPoint]) -> str:
 
 
 def shortage(steps: Sequence[StepPoint]) -> str:
-    """GPU memory that ran short in the last steps; "": it did not, or nobody told."""
+    """Return a warning that GPU memory ran short in the last steps; "": not as far as known."""
     newest = steps[-STEPS:]
     retries = sum(p.metrics.get("gpu_alloc_retries", 0.0) for p in newest)
     least = min(

@@ -1,4 +1,4 @@
-"""The run as its ledger has it: claims, a point for each step, versions, drops, redone steps."""
+"""The run by its ledger: claims, a point for each step, versions, drops, redone steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstreams.streams.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
-    """What one step says of itself, without its samples' ids."""
+    """The figures of one step, without its samples' ids."""
 
     step: int
     epoch: int
@@ -32,15 +32,15 @@ class StepPoint:
     staleness: Mapping[int, int]  # trained tokens by versions of distance
     started_at_ms: int
     finished_at_ms: int
-    judged_by: tuple[str, ...] = ()  # by what its samples were judged, as far as that is told
-    num_dropped: int = 0  # groups, since the step before; `RunView` knows
+    judged_by: tuple[str, ...] = ()  # digests of its samples' graders, as far as recorded
+    num_dropped: int = 0  # groups dropped since the step before; set by `RunView`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """A run up to its newest record. All tuples are in the log's order."""
 
-    branch: RunBranched | None = None  # where another run was, and this one goes on
+    branch: RunBranched | None = None  # the step of another run that this one continues
     claims: tuple[TrainerStarted, ...] = ()
     steps: tuple[StepPoint, ...] = ()
     policy_version: int = NO_VERSION  # the newest that the ledger made
@@ -59,31 +59,31 @@ class RunState:
 
     @property
     def first_version(self) -> int:
-        """With which it began."""
+        """The version that the run began with."""
         return self.branch.policy_version if self.branch else 0
 
     @property
     def step_target(self) -> int:
-        """Where the run ends, as the newest claim says; 0 while nobody claimed it."""
+        """The last step of the run by the newest claim; 0 before the first claim."""
         return self.claims[-1].step_target if self.claims else 0
 
     def step_of(self, policy_version: int) -> int:
-        """The step that made this version; while that is not known, the version's own number."""
+        """Return the step that made this version; while that is unknown, the version's number."""
         return self.made_by.get(policy_version, policy_version)
 
 
 class RunView:
-    """What a ledger says of each step, for who shows them; who feeds the ledger feeds this.
+    """Points of a ledger's steps, for screens; fed by events of the ledger.
 
     Args:
-        ledger: that keeps its steps.
+        ledger: a ledger that keeps its steps.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._steps: list[StepPoint] = []
         self._redone: list[StepsRedone] = []
-        self.judges: tuple[str, ...] = ()  # by what the newest samples were judged, where told
-        self._dropped = 0  # groups, up to the newest step
+        self.judges: tuple[str, ...] = ()  # digests of the newest samples' graders, if recorded
+        self._dropped = 0  # groups dropped up to the newest step
         self.ledger = ledger
         ledger.listen(
             on_step=lambda event, _: self._add(event),
@@ -114,7 +114,7 @@ class RunView:
 
 
 def step_point(event: StepCompleted) -> StepPoint:
-    """The step without its ids; an empty batch has reward 0."""
+    """Return a step without its samples' ids; an empty batch has reward 0."""
     rewards = [sample.reward for sample in event.samples]
     return StepPoint(
         step=event.step,

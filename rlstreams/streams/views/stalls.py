@@ -4,8 +4,8 @@ Samples move downstream: prompts, rollout, logprob, trainer; weights move the ot
 stage, from upstream, that has had work and made no progress within its limit is the blocked one:
 the stages after it merely starve. A worker that is alive and reports that it is working has until
 the deadline of its current work, and the time of a restart: its own watchdog acts first. A silent
-one has no such allowance. After the last step only the trainer has something to do: its checkpoint,
-and the last version's pulls. Who does not read the samples' topics is answered from reports alone.
+one has no such allowance. After the last step only the trainer has work: its checkpoint, and the
+last version's pulls. For a caller that does not read the samples' topics, reports alone decide.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rlstreams.streams.samples.life import Sample
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.workers import SILENT_S, STARTING, Life
 
-START_S = 600.0  # a large model takes its time to load; until then a role is starting
-RESTART_S = 15.0  # for a role that ended itself to be started again, before anybody blames it
+START_S = 600.0  # time to load a large model, in which a role counts as starting
+RESTART_S = 15.0  # time for the restart of a role that ended itself, before it is blamed
 ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
 _IDLE = ("waiting", "stopped")
 _NAMED = 3  # workers and groups that a sentence lists
@@ -31,20 +31,20 @@ _NAMED = 3  # workers and groups that a sentence lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is expected of a run, and when to lose patience. Seconds."""
+    """Expectations of a run, and the times after which a stage counts as blocked, in seconds."""
 
     groups_per_step: int
     stall_s: float
     sample_s: float = 0.0  # a rollout worker's own deadline for one sample, all attempts
     pull_s: float = 0.0  # for one pull of weights
     save_s: float = 0.0  # for one checkpoint
-    turns_s: float = 0.0  # for the others' turns on a shared device
+    turns_s: float = 0.0  # for the other roles' turns on a shared device
     start_s: float = START_S
 
     def own(self, role: str, state: str) -> float | None:
-        """How long a worker may finish nothing in a state until it ends itself; None: for ever.
+        """Return the time without progress after which a worker ends itself; None: never.
 
-        `stall_s` is for what has no deadline: a scored window, a step with its publication.
+        `stall_s` is for work without a deadline: a scored window, a step with its publication.
         """
         limits_s = {
             "working": self.sample_s if role == "rollout" else 0.0,
@@ -55,8 +55,8 @@ class Limits:
         return max(self.stall_s, limits_s[state]) if is_limited else None
 
     def of(self, worker: Life) -> float:
-        """How long others wait for a worker in the state that it reports."""
-        if worker.state == "offloaded":  # its device is another's: `up` minds who holds it
+        """Return the time that others wait for a worker in the state that it reports."""
+        if worker.state == "offloaded":  # another role has its device: `up` watches the holder
             return self.turns_s + max(self.stall_s, self.start_s)
         if (own_s := self.own(worker.role, worker.state)) is not None:
             return own_s + RESTART_S
@@ -67,27 +67,27 @@ class Limits:
 class Held:
     """An open transaction. Records after it in its partitions cannot be read yet."""
 
-    worker: str  # `{role}-{ordinal}`, from its transactional id; empty: nobody of ours
+    worker: str  # `{role}-{ordinal}`, from its transactional id; "": no worker of ours
     transactional_id: str
     partitions: tuple[str, ...]
-    age_s: float  # since it was written to last
+    age_s: float  # since its last write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the topics' events do not tell."""
+    """Facts that are not in the topics' events."""
 
-    now_ms: int  # wall clock: for what samples and pulls are dated by; workers by the fold's
-    waited_s: float  # since the last step, or since the start: what counts of it
-    # By group ("rollout", "logprob"); without a group where the broker did not answer.
+    now_ms: int  # wall clock, for the times of samples and pulls; workers' are by the fold's clock
+    waited_s: float  # since the last step or the start, without times that do not count
+    # By group ("rollout", "logprob"); a group is missing where the broker did not answer.
     committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
     held: tuple[Held, ...] = ()
-    gone: frozenset[str] = frozenset()  # workers without a process, as their supervisor knows
-    # Since when the process of a worker that has not reported yet runs, first or not: what was said
-    # before is a predecessor's. 0 while it is about to be started.
+    gone: frozenset[str] = frozenset()  # workers without a process, by their supervisor
+    # By worker named newest process has not reported yet: seconds since its start, 0 while it is
+    # about to be started. Earlier reports are a predecessor's.
     starting_s: Mapping[str, float] = field(default_factory=dict)
     has_samples: bool = True  # False: prompts and trajectories were not read
-    since_ms: int = 0  # by the fold's clock: what was before is not counted
+    since_ms: int = 0  # by the fold's clock: the time before is not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class Blocked:
     workers: tuple[str, ...]  # the culprits, the worst first
     sentence: str
     is_overdue: bool  # False: its own deadline is still to come
-    is_unfed: bool = False  # all its workers wait for records that lie in their topic
+    is_unfed: bool = False  # all its workers wait, although their topic has records for them
 
 
 class Inquiry:
-    """One look at a state. `first` asks the stages in order."""
+    """One diagnosis of a state. `first` asks the stages in order."""
 
     def __init__(self, state: Folds, evidence: Evidence, limits: Limits) -> None:
         self._state = state
@@ -110,7 +110,7 @@ class Inquiry:
         self._limits = limits
 
     def first(self) -> Blocked | None:
-        """The first stage that holds work up; None: every one that has work moves."""
+        """Return the first blocked stage; None: every stage that has work moves."""
         steps: tuple[Callable[[], Blocked | None], ...] = (
             self._held,
             self._broker,
@@ -127,7 +127,7 @@ class Inquiry:
         return next((found for step in steps if (found := step()) is not None), None)
 
     def _by_reports(self) -> Blocked | None:
-        """The first role of which somebody does not merely wait, and nobody comes forward."""
+        """Return the first role without workers, or with a busy one while all are overdue."""
         for role in ROLES:
             workers = self._worst_first(role)
             is_busy = any(self._is_silent(w) or w.state not in _IDLE for w in workers)
@@ -137,9 +137,9 @@ class Inquiry:
         return None
 
     def _held(self) -> Blocked | None:
-        """A commit takes well under a second, so a transaction open for longer is stuck.
+        """Return the stage of a stuck transaction: a commit takes well under a second.
 
-        Checked first, because it also hides others: readers cannot see what lies behind it.
+        Checked first, because it also hides other stages: readers cannot see the records behind it.
         """
         old = [held for held in self._evidence.held if held.age_s > SILENT_S]
         if not old:
@@ -207,7 +207,7 @@ class Inquiry:
         known = self._evidence.committed.get("logprob")
         alive = (s for s in self._state.samples.open if s.is_rolled_out and not s.is_dead)
         left = [s for s in alive if not self._is_past("logprob", TRAJECTORIES, s.trajectory)]
-        # Without the group's positions nobody can say who has it: then a trainer that works does.
+        # Without the group's positions a sample's role is unknown: a working trainer has them.
         if not left or (known is None and self._trainer_works()):
             return None
         first, age_s = left[0], self._age_s(left[0].at_ms)
@@ -217,7 +217,7 @@ class Inquiry:
         return self._blame("logprob", text)
 
     def _trainer(self) -> Blocked | None:
-        """The trainer's step is due: enough groups are complete, or it reports that it works."""
+        """Blame the trainer if its step is due: enough groups are complete, or it reports work."""
         known = self._evidence.committed.get("logprob")
         sizes: Counter[int] = Counter()
         for s in self._state.samples.open:
@@ -234,7 +234,7 @@ class Inquiry:
         return self._blame("trainer", f"{text} is scored or dead-lettered")
 
     def _end(self) -> Blocked | None:
-        """Whoever else has work now does it for nobody, but for the last evaluation."""
+        """Blame the trainer after the last step: other roles only serve the last evaluation."""
         starting, trainers = self._evidence.starting_s, self._state.workers.of("trainer")
         if any(w.state == "stopped" and w.worker not in starting for w in trainers):
             return None
@@ -243,7 +243,7 @@ class Inquiry:
         )
 
     def _blame(self, role: str, text: str, *, hop: str = "", wanted: int = -1) -> Blocked | None:
-        """The stage with its workers, worst first; None if one finished something lately."""
+        """Return the stage with its workers, worst first; None if one has made progress lately."""
         workers = self._worst_first(role)
         if not workers:
             said = f"no {role} worker has ever reported"
@@ -280,18 +280,18 @@ class Inquiry:
         )
 
     def _awaits_weights(self, worker: Life, wanted: int) -> bool:
-        """Whether it is alive and waiting for a pull, or for a version that it was not given."""
+        """Whether a worker is alive and waits for a pull, or for a version that it has not."""
         is_silent = self._is_silent(worker) or self._is_starting(worker)
         if is_silent or worker.state == "working":
             return False
         return worker.worker in self._state.workers.pulling or worker.policy_version < wanted
 
     def _moves(self, worker: Life) -> bool:
-        """Whether it finished something within the limit, and still reports."""
+        """Whether a worker made progress within the limit, and still reports."""
         return not self._is_silent(worker) and self._stood_s(worker.moved_ms) < self._limits.stall_s
 
     def _is_starting(self, worker: Life) -> bool:
-        """Whether a new process of it was started, and has still time to load what it needs."""
+        """Whether a new process of a worker was started, and still has time to load."""
         starting_s = self._evidence.starting_s.get(worker.worker)
         return starting_s is not None and starting_s < self._limits.start_s
 
@@ -310,7 +310,7 @@ class Inquiry:
             worker.worker in self._state.workers.pulling or is_pulled_from
         ) and worker.state != "working":
             limit_s = max(limit_s, self._limits.pull_s)
-        # Nothing is counted while a checkpoint is written, and what was before is none of its time.
+        # No counter grows while a checkpoint is written, and the time before is none of its time.
         since_ms = max(worker.moved_ms, worker.since_ms * (worker.state == "saving"))
         stood_s = self._stood_s(max(since_ms, self._evidence.since_ms))
         return self._is_silent(worker) or stood_s >= limit_s
@@ -326,13 +326,13 @@ class Inquiry:
         return (not self._is_silent(worker), worker.moved_ms, worker.worker)
 
     def _describe(self, workers: Sequence[Life]) -> str:
-        told = [self._about(worker) for worker in workers[:_NAMED]]
+        texts = [self._about(worker) for worker in workers[:_NAMED]]
         if len(workers) > _NAMED:
-            told.append(f"and {len(workers) - _NAMED} more")
-        return ", ".join(told)
+            texts.append(f"and {len(workers) - _NAMED} more")
+        return ", ".join(texts)
 
     def _about(self, worker: Life) -> str:
-        """One worker: dead, silent, or what it says, since when, and what it pulls."""
+        """Return a text on a worker: dead, silent, or its state, last progress and pull."""
         said = " ".join(filter(None, (worker.state, worker.detail)))
         if self._is_starting(worker):
             starting_s = self._evidence.starting_s[worker.worker]
@@ -357,7 +357,7 @@ class Inquiry:
         )
 
     def _is_past(self, group: str, topic: Topic, place: int) -> bool:
-        """Whether the group's position is behind a record; False: the broker did not say."""
+        """Whether the group's position is behind a record; False: the broker did not answer."""
         known, at = self._evidence.committed.get(group, {}), position_at(topic.name, place)
         there = known.get(Partition(at.topic, at.partition))
         return place != NO_PLACE and covered(there, at.offset)
@@ -370,20 +370,20 @@ class Inquiry:
 
 
 def diagnose(state: Folds, evidence: Evidence, limits: Limits) -> Blocked | None:
-    """The first blocked stage and its sentence; None: every one that has work finishes some."""
+    """Return the first blocked stage with its sentence; None: every stage with work moves."""
     return Inquiry(state, evidence, limits).first()
 
 
 def told(state: Folds, evidence: Evidence, limits: Limits, role: str) -> str:
-    """The last reports of `role`'s workers, the worst first."""
+    """Return the last reports of `role`'s workers in a sentence, the worst first."""
     return Inquiry(state, evidence, limits).told(role)
 
 
 def _trajectories(samples: Sequence[Sample]) -> str:
     groups = sorted({sample.group.number or 0 for sample in samples})
-    whose = f"{'group' if len(groups) == 1 else 'groups'} {_range(groups)}"
+    named = f"{'group' if len(groups) == 1 else 'groups'} {_range(groups)}"
     verb = "is" if len(samples) == 1 else "are"
-    return f"{counted(len(samples), 'trajectory', 'trajectories')} of {whose} {verb}"
+    return f"{counted(len(samples), 'trajectory', 'trajectories')} of {named} {verb}"
 
 
 def _range(groups: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Workers as they are shown: state, rates, time by state, restarts, weight pulls. Pure queries."""
+"""Views of workers: state, rates, time by state, restarts, weight pulls. Pure queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkerView:
     at_ms: int
     from_ms: int = 0  # first report of its first process
     host: str = ""
-    loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses; none of a silent one
+    loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses; empty if it is silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +38,19 @@ class ThroughputState:
 
     workers: tuple[WorkerView, ...] = ()
     restarts: tuple[Restart, ...] = ()
-    now_ms: int = 0  # newest report of all: the fold's clock
+    now_ms: int = 0  # time of the newest report of all workers
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Roles that reported, in order of name."""
+        """Roles that have reported, by name."""
         return tuple(sorted({worker.role for worker in self.workers}))
 
     def total(self, role: str, counter: str) -> float:
-        """`counter` since the run began, summed over the workers of `role`."""
+        """Return `counter` since the run began, summed over the workers of `role`."""
         return sum(w.totals.get(counter, 0.0) for w in self.workers if w.role == role)
 
     def seconds(self, role: str) -> Mapping[str, float]:
-        """Time by state, summed over the workers of `role`."""
+        """Return the time by state, summed over the workers of `role`."""
         sums: Counter[str] = Counter()
         for worker in self.workers:
             if worker.role == role:
@@ -96,7 +96,7 @@ class PullsState:
     num_bytes: int = 0
     seconds: float = 0.0
     paused_s: float = 0.0
-    newest: tuple[PolicyLoaded, ...] = ()  # the last `NEWEST_PULLS`
+    newest: tuple[PolicyLoaded, ...] = ()  # the last `NEWEST_PULLS` loads
 
 
 def pulls(workers: Workers) -> PullsState:

@@ -103,7 +103,7 @@ def test_a_reward_that_was_changed_behind_the_sampler_contradicts_its_record(
     changed = replace(with_reward(lambda one: 1 - one.reward), is_scored=False)
     found = checked(ended(begun, tmp_path, changed), redo=False)
     assert {RECORDS: SAMPLES, REWARDS: SAMPLES} == told(found)
-    assert "reward was" in found.found[0].told
+    assert "reward was" in found.found[0].message
 
 
 def test_what_cannot_be_checked_is_told_and_accuses_nobody(begun: Stand, tmp_path: Path) -> None:

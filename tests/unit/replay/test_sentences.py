@@ -33,8 +33,8 @@ def made(num: int, *, new: int = 0) -> RecordingResult:
 def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None:
     """`num_records` is of the whole recording, also where it was continued."""
     options = RecordingOptions(folder=Path("rec"))
-    record_command._tell(made(1), options)
-    record_command._tell(made(2000, new=3), options)
+    record_command._print_result(made(1), options)
+    record_command._print_result(made(2000, new=3), options)
     said = capsys.readouterr().out
     assert "rec: 1 record, 0.0 MB in Parquet files (2.0 MB read in 1.0 s)" in said
     assert (
