@@ -107,8 +107,8 @@ def data_checks(
     Raises ConfigError: names field, file and line, and what is wrong there.
     """
     problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
-    yield ok("data.train", problems.told[0])
-    for line in problems.told[1:]:
+    yield ok("data.train", problems.summary[0])
+    for line in problems.summary[1:]:
         yield ok("data.held_out", line)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")

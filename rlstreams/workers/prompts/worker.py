@@ -60,7 +60,7 @@ class PromptsWorker:
             max_tokens_of(read_config(model_folder(config.model.path))),
             lambda line: log.info("indexing", data=line),
         )
-        for line in problems.told:
+        for line in problems.summary:
             log.info("data_opened", data=line)
         self._data_hash = data_hashes(config.data).get("train")
         self._writer = PromptWriter(problems.train, problems.held_out, encoder, config.run.seed)

@@ -1,4 +1,4 @@
-"""A reward: what a verifier is given, what it gives, and which numbers can be learnt from."""
+"""Rewards: the sample for a verifier, its judgement, and the check that it can be learnt from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What an answer earned; for people named parts of it, and why, in words."""
+    """Reward of an answer; for people its named parts, and a note with the reason."""
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)

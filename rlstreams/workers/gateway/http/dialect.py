@@ -1,4 +1,4 @@
-"""What a dialect is: a request's body to calls, their answers to a body or to a stream."""
+"""The port `Dialect`: from a request's body to calls, from answers to a body or a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Asked:
 class Dialect(Protocol):
     """One API of those that clients speak."""
 
-    keepalive: bytes  # what a stream says while it waits
+    keepalive: bytes  # sent by a stream while it waits
 
     def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
         """Read a request; raises CallRefusedError, 400."""
@@ -48,5 +48,5 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 def as_json(value: object) -> str:
-    """In ASCII: half of a surrogate pair that a model wrote is no UTF-8."""
+    """JSON in ASCII: half of a surrogate pair that a model wrote is no UTF-8."""
     return json.dumps(value, separators=(",", ":"))
