@@ -188,7 +188,7 @@ Rows = list[dict[str, Any]]
 
 
 def from_demo(folder: Path, model: str) -> Plan:
-    """Twenty sums, for somebody who has no data yet."""
+    """Twenty sums, for a user without data."""
     lines = [
         'train = "rows.jsonl" # a row a line: {"prompt": "7+8+3=", "answer": "18"}; put yours here',
         "held_out_rows = 4 # kept out of training, chosen by content, to evaluate on",

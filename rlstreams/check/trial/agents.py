@@ -60,7 +60,7 @@ class Nowhere(Closing):
         return answer
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class Completion:
     finish_reason: str = "stop"
     judgement: Judgement | None = None
     rejected: str = ""  # why a run would set the sample aside; empty: it would not
-    note: str = ""  # what the reward alone does not say
+    note: str = ""  # remark beside the reward
     judge_s: float = 0.0
 
 
@@ -289,7 +289,7 @@ class Trial:
     async def _answer(self, prompt: Prompt) -> Played | Exception:
         try:
             return await self._sampler.generate(prompt)
-        except (EngineError, UserCodeError, TimeoutError) as err:  # what a run would set aside
+        except (EngineError, UserCodeError, TimeoutError) as err:  # a run sets it aside
             return err
 
     def _judged(self, row: Row, prompt: Prompt, answer: Played | Exception) -> Completion:

@@ -30,7 +30,7 @@ class Figure:
     name: str
     value: str
     unit: str = ""  # empty: the name says it, or it has none
-    about: str  # what it means, in a sentence
+    about: str  # its meaning, in a sentence
 
     @property
     def title(self) -> str:

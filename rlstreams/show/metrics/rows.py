@@ -62,7 +62,7 @@ class SamplePicks:
             return
         try:
             answer = answer_of(event, version)
-        except ValueError:  # a foreign writer's: nothing of it can be shown
+        except ValueError:  # a foreign writer's record: it cannot be shown
             return
         found = (f"{event.group_id}/{event.sample}", answer, event.finished_at_ms)
         kept = self._kept.setdefault((event.purpose, version), {})
@@ -360,7 +360,7 @@ class JsonLines:
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: every row is written."""
 
 
 class CsvTable:

@@ -92,7 +92,7 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
 
 
 def judges_line(steps: Sequence[StepPoint]) -> str:
-    """From which step on answers were judged by other code or settings; "": they never were."""
+    """Steps from which answers were judged by other code or settings; "": there are none."""
     texts, before = [], ""
     for point in steps:
         for judge in point.judged_by:
@@ -238,7 +238,7 @@ def shown_answer(answer: Answer, pieces: Iterator[tuple[int, str]]) -> dict[str,
 
 
 def claim_changes(claims: Sequence[TrainerStarted]) -> list[str]:
-    """Of each claim the fields and files in which it differs from the one before; "": in none."""
+    """Fields and files in which each claim differs from the one before; "": in none."""
     found = [""] if claims else []
     for before, claim in pairwise(claims):
         rows = differences([[before], [claim]])

@@ -52,7 +52,7 @@ class RunReader:
         self.name, self.place = name, place
         self.fold = RunFold()
         self.problem = ""  # why nothing new comes
-        self.reading = "reading the log"  # how far it is; empty: at its end
+        self.reading = "reading the log"  # state of the reading; empty: at the log's end
         self.news = 0  # grows when there is something to see: at each step, else once a second
         self._noted: tuple[object, ...] = ()
         self._noted_s = 0.0

@@ -29,7 +29,7 @@ class ShownSession:
     rows: list[ShownCall]
     starts: list[tuple[str, bool]]  # in words, and whether it was lost
     outcomes: list[tuple[str, str, str]]  # in words, its note; "standing", "late", "": replaced
-    sample: str  # how much of the session is learnt from
+    sample: str  # the share of the session that is learnt from
 
     @property
     def is_open(self) -> bool:

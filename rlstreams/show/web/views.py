@@ -144,7 +144,7 @@ def group(reader: RunReader, _: Query, all_runs: Sequence[str], name: str) -> st
 
 
 def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) -> str:
-    """One sample: its tokens, what became of it, and where the log says so.
+    """One sample: its tokens, its outcome, and the records of both.
 
     Raises NotThereError: the log knows no such sample.
     """

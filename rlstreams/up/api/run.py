@@ -130,7 +130,7 @@ Reward = Callable[..., object] | str | Mapping[str, object]
 
 
 class RunFailedError(StreamsError):
-    """A role cannot go on, or the audit found a breach; the message is what `up` prints of it."""
+    """A role cannot go on, or the audit found a breach; the message is as `up` prints it."""
 
 
 def run(

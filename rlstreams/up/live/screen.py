@@ -71,7 +71,7 @@ class Output:
     def write(self, text: str) -> int:
         """Write into the log file, and to the reader.
 
-        Raises OSError: the reader is gone. A full disk loses the line for whoever is on that disk.
+        Raises OSError: the reader is gone. A full disk loses the line for the stream on that disk.
         """
         self.note(text)
         try:
@@ -157,7 +157,7 @@ class PlainLines:
     def __init__(self) -> None:
         self._step = 0
         self._message = ""
-        self._warned: set[str] = set()  # what is wrong since the last step
+        self._warned: set[str] = set()  # warnings since the last step
         self._quiet_since_s = 0.0  # of the run's own clock
         self._is_start_shown = False  # its line: the accuracy before training
 

@@ -29,7 +29,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
 from rlstreams.workers.loop.lease import lock_file
 
-IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
+IDLE_S = 2.0  # a holder that reports for so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a lease for the same samples
 SERVER_S = 30.0  # for a model server to sleep or to end, once the lease is over
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
@@ -174,7 +174,7 @@ class DeviceScheduler(Closing):
                     has_work = not self._is_idle(lease) if holds else demand.is_any
                     is_busy |= role != "trainer" and has_work
         if not is_busy and "trainer" in found and not found["trainer"].is_any:
-            found["trainer"] = Demand(samples=1)  # what is counted may be too little: it knows
+            found["trainer"] = Demand(samples=1)  # the count may be too low: the trainer finds out
         return found
 
     def _is_idle(self, lease: Lease) -> bool:

@@ -30,7 +30,7 @@ class UpOptions:
     """Options of `up`, from the command line."""
 
     config: RunConfig
-    command: str  # what starts it, from `up` on, as typed: for commands to try
+    command: str  # arguments that start it, from `up` on, as typed: for commands to try
     is_resumed: bool
     is_live: bool
     steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones

@@ -43,7 +43,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A process that was seen to end, and what is known of it."""
+    """A process that was seen to end: its status, its uptime, its work, the cause."""
 
     worker: str
     instance: str
@@ -84,7 +84,7 @@ class RestartPolicy:
         """Decide what follows the end of a process.
 
         Args:
-            may_leave: whether a good end is in order; else somebody sent a SIGTERM from outside.
+            may_leave: whether exit 0 is expected; if not, a SIGTERM came from outside.
             is_owner_gone: a trainer gave way to an owner that we have reaped since.
         """
         status, how = end.status, f"{self._worker} {described(end.status)}"

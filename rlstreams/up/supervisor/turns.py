@@ -3,7 +3,7 @@
 Downstream first: what was sampled is scored and what was scored is trained before more is sampled,
 so a version is in use for as short a time as can be. The holder goes on until it has nothing left,
 with two exceptions: when far more waits downstream than it has left, the long tail of its work is
-cut; and after its longest turn the device goes to whoever has any work.
+cut; and after its longest turn the device goes to any role with work.
 """
 
 from __future__ import annotations

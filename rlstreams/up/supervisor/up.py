@@ -274,7 +274,7 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
     """
     known, found = dict(leaves(json.loads(before))), differing(before, now)
     for name, was, is_ in found:
-        # What a version before did not know has the value that it computed with: the trainer knows.
+        # A field that an earlier version did not know has the value that it computed with.
         if name in known and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
             raise ConfigError(
                 f"{name} is {is_}, but the run was started with {was}: "

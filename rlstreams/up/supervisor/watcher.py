@@ -190,7 +190,7 @@ class Watcher:
         self._feed.catch_up(CATCH_UP_S)
 
     def finish(self) -> None:
-        """`catch_up`, and write the figures that come of it."""
+        """`catch_up`, and write the last figures."""
         self.catch_up()
         if self._figures is not None:
             self._figures.update(self.state, lambda: True, is_last=True)
@@ -211,7 +211,7 @@ class Watcher:
         return sum(point.num_samples for point in self._views.evaluation.points)
 
     def begin(self) -> None:
-        """From here on this start of the run makes the steps; earlier ones are not shown again."""
+        """Begin: this start makes the steps to come; earlier ones are not shown again."""
         self._is_begun = self._poison.is_live = True
         self.workers.passes(self._steady())
         self._since_ms = self.workers.clock_ms

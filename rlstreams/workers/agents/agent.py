@@ -39,7 +39,7 @@ class Start:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the agent said that it is done."""
     silent_s: Callable[[], float] = lambda: 0.0
-    """For how long it has sent nothing and waited for no answer, seconds."""
+    """Seconds for which it has sent nothing and waited for no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Ending:
 
     is_failed: bool = False  # by its own code
     is_abandoned: bool = False  # nobody goes on with it
-    detail: str = ""  # what it said last
-    report: Report | None = None  # what it returned, if that is a reward
+    detail: str = ""  # its last words
+    report: Report | None = None  # its return value, if that is a reward
 
 
 async def fell_silent(start: Start, limit_s: float) -> bool:

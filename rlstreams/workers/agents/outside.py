@@ -47,7 +47,7 @@ class _Filled:
 
     @property
     def is_over(self) -> bool:
-        """Whether each session of it has ended here."""
+        """Whether each session of the group has ended here."""
         return self.num_over >= self.size
 
 

@@ -72,7 +72,7 @@ def topic_plan(config: RunConfig) -> TopicPlan:
     )
 
 
-OUTAGE_S = 60.0  # how long a worker waits for an unreachable broker
+OUTAGE_S = 60.0  # longest wait of a worker for an unreachable broker
 
 
 def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:

@@ -34,7 +34,7 @@ class FieldDoc:
     kind: str  # its type in words
     default: str  # as TOML; empty: it must be given
     sentence: str
-    symptom: str  # what is seen when the value is wrong; empty: not written yet
+    symptom: str  # the sign of a wrong value; empty: not written yet
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def section_docs() -> Mapping[str, str]:
 
 
 def page() -> str:
-    """All of it as one Markdown page."""
+    """All fields as one Markdown page."""
     lines = [
         "# Configuration",
         "",

@@ -74,7 +74,7 @@ class Layer:
     origin: str
     """File name, or `override --name`."""
     values: Mapping[str, Any]
-    """By dotted name."""
+    """Values by dotted name."""
     places: Mapping[str, Place]
     """Line and column of names and of the tables that hold them, as far as that is known."""
 

@@ -55,7 +55,7 @@ class Loaded:
 
     config: RunConfig
     history: Mapping[str, tuple[Setting, ...]]
-    """By dotted name, first to last: the last one counts. Defaults are not in it."""
+    """Settings by dotted name, first to last: the last one counts. Defaults are not in it."""
 
     @property
     def origins(self) -> Mapping[str, str]:

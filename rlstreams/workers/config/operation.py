@@ -78,7 +78,7 @@ class MlflowSection(Section, section="track.mlflow"):
     """MLflow."""
 
     uri: str = ""
-    """Of the tracking server, without a password, or `file:PATH`; empty: not used."""
+    """Address of the tracking server, without a password, or `file:PATH`; empty: not used."""
     experiment: str = ""
     """Empty: the run's id."""
 
@@ -142,7 +142,7 @@ class Device(Section, section="devices"):
     turn_s: NonNegativeFloat = 2.0
     """Smallest turn: so long a role keeps the device while it has work."""
     longest_turn_s: PositiveFloat = 120.0
-    """After this long the device goes to whoever else has work."""
+    """After this long the device goes to any other role with work."""
     change_s: PositiveFloat = 120.0
     """Time limit for a role to give its memory up, or to load it back; then it is killed."""
 

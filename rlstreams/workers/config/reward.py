@@ -100,7 +100,7 @@ class JudgeSection(Section, section="judge"):
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Arguments for it, without dashes: `gpu-memory-utilization = 0.4` on a GPU that others use."""
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Environment variables of it, such as `CUDA_VISIBLE_DEVICES`; secrets as `env:NAME` or
+    """Environment variables of the server, such as `CUDA_VISIBLE_DEVICES`; secrets as `env:NAME` or
     `file:PATH`."""
     host: Ipv4 = "127.0.0.1"
     """Address that it listens on, without authentication, and that rollout workers ask."""

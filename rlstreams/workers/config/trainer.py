@@ -180,7 +180,7 @@ class TrainerSection(Section, section="trainer"):
 
     @property
     def ranks_here(self) -> int:
-        """Of `ranks`, those on the trainer's own host, as on any other."""
+        """Number of `ranks` on the trainer's own host, as on any other."""
         return self.ranks // (1 + len(self.hosts))
 
     @property

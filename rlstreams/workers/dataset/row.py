@@ -1,4 +1,4 @@
-"""From the fields of a row to a problem: columns picked, answer cut out, prompt dressed. Pure."""
+"""Makes problems of rows: picks columns, cuts the answer out, completes the prompt. Pure."""
 
 from __future__ import annotations
 

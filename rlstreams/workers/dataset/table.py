@@ -1,4 +1,4 @@
-"""Rows of a source, checked once, as an Arrow table; and the splits of it.
+"""Rows of a source, checked once, as an Arrow table; and the table's splits.
 
 A small file of JSON lines is read at each start. The table of anything else is kept in the cache,
 under all that decides what is in it, and mapped from there: a start reads no row, memory does not

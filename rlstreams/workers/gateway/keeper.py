@@ -69,7 +69,7 @@ class Keeper:
         await session.close(is_lost=is_lost)
 
     def silent_s(self, session: OpenSession) -> float:
-        """For how long an open session has sent nothing, and waited for no answer, seconds."""
+        """Seconds for which an open session has sent nothing and waited for no answer."""
         if session.num_under_way or session.session_id not in self._heard_s:
             return 0.0
         return time.monotonic() - self._heard_s[session.session_id]

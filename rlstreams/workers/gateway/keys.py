@@ -3,8 +3,8 @@ runner keys, by which an agent's sessions are asked for.
 
 A key is the session's id, its start and when it expires, sealed by HMAC-SHA-256 with the run's
 secret. So a gateway that forgot everything, or another one of the run, knows the session. A key is
-a capability: whoever has it may call the model as that session. A runner's key is the name of a
-remote agent, sealed alike: whoever has it is given that agent's sessions, one after the other, and
+a capability: its holder may call the model as that session. A runner's key is the name of a
+remote agent, sealed alike: its holder is given that agent's sessions, one after the other, and
 it holds as long as the run's secret. Neither is ever logged; `shown` is.
 """
 
@@ -51,7 +51,7 @@ class Keys:
         self._clock = clock
 
     def make(self, session_id: str, start: int, expires_s: int) -> str:
-        """The key of one start of a session's agent; of letters, digits, `-` and `_` alone."""
+        """The key of one start of a session's agent; only letters, digits, `-` and `_`."""
         return self._made(PREFIX, f"{start} {expires_s} {session_id}".encode())
 
     def make_runner(self, agent: str) -> str:

@@ -1,4 +1,4 @@
-"""A session whose agent runs now: each of its requests is one call, sampled once, whoever dies.
+"""A session whose agent runs now: each of its requests is one call, sampled once at most.
 
 A request is one of these, the first that fits:
 

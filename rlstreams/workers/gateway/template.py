@@ -26,7 +26,7 @@ _ASKED_AGAIN: list[dict[str, Any]] = [
     {"role": "user", "content": "AGAIN"},
 ]
 _ANSWER = "ANSWER"
-_WORD = "OBSERVED <\u00e4>"  # what a template that writes for HTML or ASCII would change
+_WORD = "OBSERVED <\u00e4>"  # characters that a template for HTML or ASCII would change
 _THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
 _OPENED = "<think>\n"  # some templates begin the next answer so
 _MARKS = range(0xE000, 0xF8FF)  # characters for private use

@@ -71,7 +71,7 @@ class LogprobStage:
             lambda *what: self._transfer.submit(scorer.pull, *what),
         )
         self._held = HeldVersions(scorer, self._puller, config.versions_held)
-        # Where nothing is scored, nothing is gained by waiting for others.
+        # Without scoring there is no reason to wait for a fuller window.
         window_s = config.logprob.window_s if config.versions_held else 0.0
         self._backlog = windows.Backlog(config.logprob.token_budget, window_s)
         self._most = self._backlog.room

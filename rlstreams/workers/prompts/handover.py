@@ -1,4 +1,4 @@
-"""The groups that a run's `prompts` would have issued next after a step, for a branch of it.
+"""The groups that a run's `prompts` would have issued next after a step, for a branch of the run.
 
 The closed groups decide how far the run was at a step, never a clock: every number up to the
 highest closed one was issued, and those among them that are not closed were open.

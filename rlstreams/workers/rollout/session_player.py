@@ -30,7 +30,7 @@ class SessionPlayer:
         self._shared = sessions.keeper.shared
         self._runners = sessions.runners
         self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
-        self._over: list[Concluded] = []  # whose session was closed before
+        self._over: list[Concluded] = []  # prompts whose session was closed before
 
     @property
     def clock(self) -> SampleClock:

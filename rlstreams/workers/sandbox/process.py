@@ -152,7 +152,7 @@ class Process:
 
     @property
     def is_over(self) -> bool:
-        """Whether the system has let go of it."""
+        """Whether its end is complete: killed, awaited and closed."""
         return self._ending is not None and self._ending.done()
 
     async def _kill(self) -> None:

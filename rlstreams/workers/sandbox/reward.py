@@ -22,7 +22,7 @@ class Sample:
     """An answer to be judged."""
 
     prompt: str
-    completion: str  # what the policy wrote in its last turn, special tokens left out
+    completion: str  # the policy's last turn, special tokens left out
     answer: str  # of the row
     metadata: Mapping[str, Any]  # the row's free fields
     finish_reason: str = STOP  # of the last segment, a `FinishReason`

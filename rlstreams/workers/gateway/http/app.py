@@ -173,7 +173,7 @@ class Gateway:
             yield chunk
 
     async def _count(self, request: Request, key: str) -> Response:
-        """Tokens of a prompt; an agent asks before each turn, and nothing of it is recorded."""
+        """Tokens of a prompt; an agent asks before each turn, and the request is not recorded."""
         messages, tools = dialogue(Body(await self._body(request)))
         count = self._calls.count_tokens(key, messages, tools)
         return Response(as_json({"input_tokens": count}), media_type="application/json")

@@ -21,7 +21,7 @@ class Asked:
 
 
 class Dialect(Protocol):
-    """One API of those that clients speak."""
+    """An API that clients speak."""
 
     keepalive: bytes  # sent by a stream while it waits
 
@@ -32,7 +32,7 @@ class Dialect(Protocol):
         """The body of an answer."""
 
     def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
-        """The same as a stream: of the committed answer, so nothing of it is ever taken back."""
+        """The answer as a stream: it is committed, so no event is ever taken back."""
 
     def error(self, refused: CallRefusedError) -> dict[str, Any]:
         """The body of a refusal."""

@@ -63,7 +63,7 @@ class GatewayServer:
         self._server.should_exit = True
         cut = await self._gateway.drain(deadline_s)
         await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
-        self._server.force_exit = True  # what is left waits for nothing of ours
+        self._server.force_exit = True  # connections that are left wait for no call
         await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
         return cut
 

@@ -97,7 +97,7 @@ class Body:
         return tuple(text for text in texts if text)
 
     def requested(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those of these parameters that are there, and a choice of tools that is overruled."""
+        """Parameters of `names` that the request has, and an overruled choice of tools."""
         wanted = [*names, "tool_choice"] if self.wants_some_tool else names
         return {name: self.values[name] for name in wanted if name in self.values}
 
