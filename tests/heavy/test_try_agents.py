@@ -77,7 +77,7 @@ def test_a_remote_agent_is_not_waited_for(
         CONFIG.replace('command = ["python", "solver.py"]', "remote = true")
     )
     assert 78 == main(["try", str(tmp_path / "run.toml"), "--rows", "1"])
-    assert "agent 'solver' runs elsewhere: whoever runs it starts it" in capsys.readouterr().err
+    assert "agent 'solver' runs elsewhere, so `try` cannot start it" in capsys.readouterr().err
 
 
 def test_an_agent_by_a_library_is_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

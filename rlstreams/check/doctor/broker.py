@@ -31,7 +31,7 @@ def broker_checks(bootstrap: str, config: RunConfig) -> Iterator[Check]:
 
 
 def checks_of(bootstrap: str, facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
-    """All checks of what a broker said."""
+    """All checks of a broker, by its facts."""
     found = f"{bootstrap}: Apache Kafka {facts.release}, {facts.num_brokers} broker(s)"
     if warning := version_warning(facts.metadata_version):
         advice = "use Apache Kafka 4.2.1, or leave broker.bootstrap empty for the embedded one"
@@ -66,8 +66,8 @@ def _protocol(facts: BrokerFacts) -> Check:
 def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
     """Enough brokers for the replicas that are wanted, and copies enough in sync for a write.
 
-    A broker that holds copies and does not answer is to be started; only where none is missing is
-    the configuration the thing to change.
+    Where a broker that holds copies does not answer, the advice is to start it; only where none is
+    missing is it to change the configuration.
     """
     wanted, down = config.broker.replication, facts.assigned - facts.brokers
     is_new = any(not t.is_later and t.name not in facts.topics for t in TOPICS)
@@ -87,9 +87,9 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
         )
     if down:
         names = ", ".join(map(str, sorted(down)))
-        told = f"{found}; there is no answer from {names}"
+        text = f"{found}; there is no answer from {names}"
         answer = fail if weak or is_new else warn
-        return answer("replicas", told, f"start {names}; leave broker.replication as it is")
+        return answer("replicas", text, f"start {names}; leave broker.replication as it is")
     if wanted > facts.num_brokers:
         return fail("replicas", found, "start as many brokers, or lower broker.replication")
     if weak:
@@ -98,7 +98,7 @@ def replication_check(facts: BrokerFacts, config: RunConfig) -> Check:
 
 
 def _topics(facts: BrokerFacts, config: RunConfig) -> Iterator[Check]:
-    """Partition counts and settings of the topics that exist: what is against what is planned."""
+    """Partition counts and settings of the topics that exist: as found, against the plan."""
     plan, run = topic_plan(config), config.run.id
     have = {topic: facts.topics[topic.name] for topic in TOPICS if topic.name in facts.topics}
     if not have:
@@ -134,6 +134,6 @@ def _is_less(found: str | None, wanted: str, name: str) -> bool:
     """Whether a topic keeps less than planned: a shorter retention, or a weaker promise."""
     if not name.startswith("retention."):
         return found != wanted
-    if found is None or found == "-1":  # the broker's default is not told: no bound is known
+    if found is None or found == "-1":  # the broker's default is unknown, and so is a bound
         return False
     return wanted == "-1" or int(found) < int(wanted)

@@ -1,4 +1,4 @@
-"""One answer of the doctor: how it stands with one thing, what was found, what to do."""
+"""A check of the doctor: its level, its finding, and advice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlstreams.workers.config.run import RunConfig
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"  # a run works, but not as well as it could
@@ -20,7 +20,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     level: Level
@@ -30,7 +30,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What is to run on this host: everything that `up` starts, or one worker of one role."""
+    """The workers of this host: all that `up` starts, or one worker of one role."""
 
     role: str = ""  # "": all of them, with `up`
     ordinal: int | None = None  # of the role's worker; None: any of them may run here
@@ -60,24 +60,24 @@ EVERYTHING = Host()
 
 
 def ok(name: str, found: str) -> Check:
-    """Nothing to do."""
+    """A check that passed."""
     return Check(name=name, level=Level.OK, found=found)
 
 
 def warn(name: str, found: str, advice: str) -> Check:
-    """A run works all the same."""
+    """A check whose finding does not keep a run from working."""
     return Check(name=name, level=Level.WARN, found=found, advice=advice)
 
 
 def fail(name: str, found: str, advice: str) -> Check:
-    """A run would not."""
+    """A check whose finding keeps a run from working."""
     return Check(name=name, level=Level.FAIL, found=found, advice=advice)
 
 
 def probed(
     name: str, probe: Callable[[], Check | Iterable[Check] | None], advice: str = ""
 ) -> list[Check]:
-    """What `probe` finds, up to an error of ours, which becomes a failed check."""
+    """Checks of `probe`, up to an error of ours, which becomes a failed check."""
     checks: list[Check] = []
     try:
         found = probe()

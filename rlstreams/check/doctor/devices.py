@@ -1,4 +1,4 @@
-"""What the roles compute on: the GPUs that they name, and the memory that they need there or here.
+"""Devices of the roles: the GPUs that they name, and the memory that they need on each device.
 
 A role needs copies of the weights, and what was measured beyond them: the peaks that
 `infra/docs/models.md` reports. A model server takes the share of its GPU that it reserves. Sizes in
@@ -26,7 +26,7 @@ MIB = 1.048576  # MB
 SERVER = "server"
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free,memory.total",
           "--format=csv,noheader,nounits"]  # fmt: skip
-_SLICE = "MIG-"  # how one is named where a GPU would be
+_SLICE = "MIG-"  # begins the name of a slice in place of a GPU's
 PROCESS_MB = 450.0  # a process with torch, before it has a model
 ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
 LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
@@ -57,17 +57,17 @@ class Gpu:
 
 
 class Placement(NamedTuple):
-    """Where a role of this host computes."""
+    """The devices on which a role of this host computes."""
 
     role: str
-    field: str  # that says so, with its value
+    field: str  # of the configuration that names them, with its value
     gpus: tuple[Gpu, ...]  # those that are there
     num_wanted: int  # GPUs; 0: it computes on the CPU
     processes: int  # on each of them, or on the CPU
 
 
 class Need(NamedTuple):
-    """What processes of a role hold in one place, each of them `mb`."""
+    """Memory that the processes of a role need on one device, `mb` each."""
 
     role: str
     processes: int
@@ -91,7 +91,7 @@ def gpu_inventory() -> tuple[tuple[Gpu, ...], str]:
         return tuple(_gpu(line) for line in done.stdout.strip().splitlines()), ""
     except (OSError, subprocess.TimeoutExpired):
         return (), "none found (no nvidia-smi)"
-    except ValueError as err:  # a kind that does not tell its memory
+    except ValueError as err:  # a kind that does not report its memory
         return (), f"nvidia-smi cannot be understood: {err}"
 
 
@@ -101,7 +101,7 @@ def _gpu(line: str) -> Gpu:
 
 
 def visible(gpus: Sequence[Gpu], named: str | None) -> tuple[Gpu, ...]:
-    """Those that `CUDA_VISIBLE_DEVICES` leaves, in its order; what it does not know ends the list.
+    """GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order; an unknown name ends the list.
 
     Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables.
 
@@ -172,7 +172,7 @@ def number(args: Mapping[str, str | int | float | bool], name: str) -> float | N
 
 
 def gpu_check(gpus: Sequence[Gpu], problem: str, roles: Sequence[Placement]) -> Check:
-    """What is there against what is asked for.
+    """Compare the GPUs of this host with those that the roles ask for.
 
     Args:
         gpus, problem: of `gpu_inventory`.
@@ -185,7 +185,7 @@ def gpu_check(gpus: Sequence[Gpu], problem: str, roles: Sequence[Placement]) -> 
     hidden = "" if named is None else f" ({VISIBLE}={named!r})"
     found = "; ".join(map(str, gpus)) + hidden
     if problem and wanted:
-        # A container may have a GPU and no nvidia-smi: then only the workers can tell.
+        # A container may have a GPU and no nvidia-smi: then only the workers can find it.
         is_there = any(Path("/dev").glob("nvidia[0-9]*"))
         say = warn if is_there else fail
         return say("gpus", f"{problem}; {where}", "name cpu where none is, or mend the driver")
@@ -263,12 +263,12 @@ def memory_checks(
 
 
 def _host_memory(here: Sequence[Need], free_mb: float) -> Check:
-    told = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
-    told += f"{free_mb / 1000:.1f} GB are free"
+    text = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
+    text += f"{free_mb / 1000:.1f} GB are free"
     if any(need.mb > free_mb for need in here):
-        return fail("memory", told, _LESS)
+        return fail("memory", text, _LESS)
     total_mb = sum(need.processes * need.mb for need in here)
-    return warn("memory", told, _LESS) if total_mb > free_mb else ok("memory", told)
+    return warn("memory", text, _LESS) if total_mb > free_mb else ok("memory", text)
 
 
 def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bool) -> Check:
@@ -279,18 +279,18 @@ def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bo
     }
     total_mb = sum(need.processes * need.mb for need in there) - sum(by_turns.values())
     total_mb += max(by_turns.values(), default=0.0)
-    name, told = f"gpu {gpu.index} memory", " + ".join(map(str, there))
-    told += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
-    told += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
+    name, text = f"gpu {gpu.index} memory", " + ".join(map(str, there))
+    text += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
+    text += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
     if total_mb > gpu.total_mb:
         roles = {need.role for need in there}
         less = _APART * (len(roles) > 1 and "logprob" in roles) + _LESS
         fraction = f"; a lower engine.args.{FRACTIONS[config.rollout.engine == 'sglang']}"
-        return warn(name, told, less + fraction * (SERVER in roles))
+        return warn(name, text, less + fraction * (SERVER in roles))
     if total_mb > gpu.free_mb and not is_up:
-        told += f", of which {gpu.free_mb / 1000:.1f} are free now"
-        return warn(name, told, _TAKEN)
-    return ok(name, told)
+        text += f", of which {gpu.free_mb / 1000:.1f} are free now"
+        return warn(name, text, _TAKEN)
+    return ok(name, text)
 
 
 def _server_mb(config: RunConfig, gpu: Gpu) -> float:

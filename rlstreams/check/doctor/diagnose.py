@@ -1,6 +1,6 @@
 """All checks in order: `rlstreams doctor` lists them, `up` stops at the first failure.
 
-Those of data, secrets and of a worker without `up` are here, the others beside.
+The checks of data, of secrets and of a worker without `up` are here, the others beside.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import RewardError, Sample
 
-# Which roles resolve the secrets of a section; of other sections every role does.
+# Roles that resolve the secrets of a section; every role resolves those of other sections.
 _READERS: Mapping[str, tuple[str, ...]] = {
     "data": ("prompts", "trainer"),
     "engine": ("server",),
@@ -57,7 +57,7 @@ _READERS: Mapping[str, tuple[str, ...]] = {
 
 
 def secrets_check(config: RunConfig, host: Host) -> Check:
-    """Whether what the configuration refers to as `env:NAME` or `file:PATH` is there on this host.
+    """Check that each secret, named as `env:NAME` or `file:PATH`, is there on this host.
 
     Each secret is resolved, none is shown.
     """
@@ -77,18 +77,18 @@ def secrets_check(config: RunConfig, host: Host) -> Check:
 
 
 def weights_check(config: RunConfig, host: Host) -> Check:
-    """How versions get from the trainer to a role that `up` did not start.
+    """Check the way of weight versions from the trainer to a role that `up` did not start.
 
     Raises ConfigError: as the role's start does: no common secret, or no address of the trainer's.
     """
     channel, address = config.weights.channel, config.weights.host
     check_alone(config)
     if channel == "file":
-        told = f"files in {config.folder}, which the hosts of trainer, rollout and logprob must all"
-        return ok("weights", f'{told} mount there; else set weights.channel = "gloo" or "nccl"')
+        text = f"files in {config.folder}, which the hosts of trainer, rollout and logprob must all"
+        return ok("weights", f'{text} mount there; else set weights.channel = "gloo" or "nccl"')
     if channel == "store":
-        told = f"read from {config.store_address}, which the hosts of all roles must reach"
-        return ok("weights", told)
+        found = f"read from {config.store_address}, which the hosts of all roles must reach"
+        return ok("weights", found)
     if is_loopback(address):
         return warn(
             "weights", f"weights.host is {address}, which only the trainer's own host reaches",
@@ -107,9 +107,9 @@ def data_checks(
     Raises ConfigError: names field, file and line, and what is wrong there.
     """
     problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
-    yield ok("data.train", problems.told[0])
-    for told in problems.told[1:]:
-        yield ok("data.held_out", told)
+    yield ok("data.train", problems.summary[0])
+    for line in problems.summary[1:]:
+        yield ok("data.held_out", line)
     if problems.held_out is None:
         yield ok("data.held_out", "not named: no evaluation")
 
@@ -150,10 +150,10 @@ def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
 
 
 def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
-    """Everything about a run that can be looked at without starting anything.
+    """Make all checks of a run that need nothing to be started.
 
     Args:
-        host: what is to run here; checks that only other hosts need are left out.
+        host: the workers of this host; checks that only other hosts need are left out.
     """
     bootstrap, (gpus, problem) = _embedded(config), gpu_inventory()
     model, of_folder = _model(config, host)
@@ -181,7 +181,7 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
 
 
 def _folder(config: RunConfig, host: Host) -> None:
-    """Nothing, unless `up` would refuse the run's folder."""
+    """Raise ConfigError if `up` would refuse the run's folder."""
     from rlstreams.workers.bootstrap.config_file import refuse_other_run, refuse_place
 
     if not host.is_alone:
@@ -195,14 +195,14 @@ def _of_model(
     host: Host = EVERYTHING,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[Check]:
-    """What takes the model's folder to know.
+    """Checks that need the model's folder.
 
     Args:
         progress: of a start, which fetches what is not on this machine; None: of no start.
     """
     if host.has("prompts"):
-        told = progress or (lambda _: None)
-        yield from probed("data", lambda: data_checks(config, model, told))
+        report = progress or (lambda _: None)
+        yield from probed("data", lambda: data_checks(config, model, report))
     if host.has("logprob"):
         is_start = progress is not None
         yield from probed("reference", lambda: _reference(config, model, is_start=is_start))
@@ -227,20 +227,21 @@ def _broker(config: RunConfig, host: Host, embedded: str | None) -> list[Check]:
 
 
 def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: None) -> None:
-    """What is cheap to know before anything is started; and the index of a large data set.
+    """Make the cheap checks before anything is started, and the index of a large data set.
 
     Args:
-        progress: told now and then how far a first pass over the data is; and a warning.
+        progress: called with warnings, and now and then with the state of a first pass over the
+        data.
 
     Raises:
         ConfigError: data, model, verifier or engine cannot be used; names field and value.
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
     if (opened := files(config)).level is not Level.OK:
-        told = f"{opened.found}; {opened.advice}"
+        problem = f"{opened.found}; {opened.advice}"
         if opened.level is Level.FAIL:
-            raise ConfigError(told)
-        progress(f"warning: {told}")
+            raise ConfigError(problem)
+        progress(f"warning: {problem}")
     _say_gpus(config, progress)
     model = read_model(config.model.path)
     checks = list(_of_model(config, model, progress=progress))
@@ -263,16 +264,18 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
 
 
 def _say_gpus(config: RunConfig, progress: Callable[[str], None]) -> None:
-    """What to do about GPUs that are not used, or not seen; raises where one is asked for and is
-    not there."""
+    """Report advice on GPUs that are not used, or not seen.
+
+    Raises ConfigError: a role asks for a GPU that is not there.
+    """
     gpus, problem = gpu_inventory()
     places = list(placements(config, gpus, named=os.environ.get(VISIBLE)))
     check = gpu_check(gpus, problem, places)
-    told = f"GPUs: {check.found}; {check.advice}"
+    finding = f"GPUs: {check.found}; {check.advice}"
     if check.level is Level.FAIL:
-        raise ConfigError(told)
+        raise ConfigError(finding)
     if check.advice:
-        progress(told)
+        progress(finding)
 
 
 def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Check]]:
@@ -298,8 +301,8 @@ def _reference(config: RunConfig, model: ModelFolder, *, is_start: bool) -> Iter
 
 def _routing(config: RunConfig, model: ModelFolder) -> Check | None:
     check_routers(config, model)
-    told = "recorded routes are replayed by scorer and trainer"
-    return ok("routing", told) if config.trainer.routing_replay else None
+    found = "recorded routes are replayed by scorer and trainer"
+    return ok("routing", found) if config.trainer.routing_replay else None
 
 
 def _layouts(config: RunConfig, model: ModelFolder, host: Host) -> Check | None:
@@ -308,6 +311,6 @@ def _layouts(config: RunConfig, model: ModelFolder, host: Host) -> Check | None:
 
 
 def _embedded(config: RunConfig) -> str | None:
-    """Where the run's own broker serves; None: it does not run."""
+    """Address of the run's own broker; None: it does not run."""
     state = embedded_broker(config).status()
     return state.bootstrap if state else None

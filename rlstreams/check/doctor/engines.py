@@ -22,7 +22,7 @@ BUILTIN = "builtin"
 
 
 def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator[Check]:
-    """Of the built-in engine nothing: the checks of the model are its checks.
+    """Checks of the model servers; none of the built-in engine, which the model's checks cover.
 
     Args:
         has_model: the model's folder is on this machine and can be read.
@@ -43,7 +43,7 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
 
 
 def _judge(config: RunConfig) -> Check:
-    """The server that will judge."""
+    """Check the judge's server, as it will be started."""
     from rlstreams.workers.bootstrap.judge_server import command_of_judge
 
     command, version = command_of_judge(config)
@@ -52,7 +52,7 @@ def _judge(config: RunConfig) -> Check:
 
 
 def installed(config: RunConfig, *, has_model: bool) -> Check:
-    """The server that will be started; a warning where its version was never tried.
+    """Check the server that will be started; a warning where its version was never tried.
 
     Raises:
         ConfigError: no such Python, no such server in it or one that is too old, an argument of
@@ -81,7 +81,7 @@ def _ports(config: RunConfig, host: Host) -> Check:
     if not config.engine.port and host.is_alone:
         return fail(
             "engine.port",
-            "engine.port is 0: `rlstreams up` alone tells all roles which port it chose",
+            "engine.port is 0: only `rlstreams up` gives all roles the port that it chose",
             "set the port of the first server, or engine.urls",
         )
     if not config.engine.port:
@@ -118,7 +118,7 @@ def _is_up(config: RunConfig, kind: Kind, number: int) -> bool:
 
 
 def _running(config: RunConfig, ordinals: Sequence[int]) -> Iterator[Check]:
-    """A line for each server; a worker that has another server can do without one."""
+    """A check for each server; a worker that has another server can do without one."""
     from rlstreams.workers.bootstrap.model_server import urls_of
 
     for ordinal in ordinals:

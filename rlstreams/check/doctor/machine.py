@@ -24,7 +24,7 @@ _OR_YOURS = "or set broker.bootstrap to your own broker; then none is needed"
 def machine(
     config: RunConfig, host: Host = EVERYTHING, *, is_broker_up: bool, weights_mb: float
 ) -> list[Check]:
-    """Everything that needs neither data nor model nor broker nor GPU.
+    """Checks that need neither data nor model nor broker nor GPU.
 
     Args:
         is_broker_up: the run's embedded broker runs already, and so holds its port.
@@ -68,7 +68,7 @@ def jars(jars_dir: str) -> Check:
 
 
 def files(config: RunConfig, host: Host = EVERYTHING) -> Check:
-    """How many files and sockets a process may have open, against what the broker will have."""
+    """Check how many files a process may have open, against what broker and roles need."""
     limit, needed, long = raise_limit(), _ROLE_FILES, 0
     if not config.broker.bootstrap and not host.is_alone:
         plan = topic_plan(config)
@@ -76,8 +76,8 @@ def files(config: RunConfig, host: Host = EVERYTHING) -> Check:
         workers = sum(host.num_processes(config, role) for role in ROLES)
         needed = _BROKER_FILES + _PARTITION_FILES * partitions + _WORKER_FILES * workers
         needed, long = max(needed, _ROLE_FILES), _LONG_FILES
-    whose = "the broker has" if long else "a role has up to"
-    found = f"a process may have {limit} files open, and {whose} {needed} from its start on"
+    holder = "the broker has" if long else "a role has up to"
+    found = f"a process may have {limit} files open, and {holder} {needed} from its start on"
     advice = f"raise the hard limit to {max(long, 1024)}: ulimit -Hn, LimitNOFILE, --ulimit nofile"
     if limit < needed:
         return fail("files", found, advice)
@@ -86,7 +86,7 @@ def files(config: RunConfig, host: Host = EVERYTHING) -> Check:
 
 
 def port(number: int, *, is_broker_up: bool) -> Check:
-    """Whether the embedded broker can listen where it is told to."""
+    """Check that the embedded broker can listen at its configured port."""
     from rlstreams.streams.broker.ports import is_free
 
     if is_broker_up:

@@ -191,7 +191,7 @@ SIZES = {"float32": 4, "bfloat16": 2}  # by model.dtype, bytes a weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A folder that can be loaded, as far as its headers tell."""
+    """A folder that can be loaded, as far as its headers show."""
 
     path: Path
     config: Mapping[str, Any]  # of the language model
@@ -227,13 +227,13 @@ def read_model(path: str, field: str = "model.path") -> ModelFolder:
         )
     if not (folder / "config.json").is_file():
         below = [str(file.parent) for file in sorted(folder.glob("*/config.json"))]
-        told = f"; did you mean {below[0]!r}?" if below else ""
-        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json{told}")
+        hint = f"; did you mean {below[0]!r}?" if below else ""
+        raise ConfigError(f"{field}: {str(folder)!r} is no model folder: no config.json{hint}")
     try:
         return _read(folder)
     except EngineError as err:
         raise ConfigError(f"{field}: {err}") from err
-    except ConfigError as err:  # of a part, which does not know who named the folder
+    except ConfigError as err:  # of a part, which does not know the field that names the folder
         raise ConfigError(str(err).replace("model.path:", f"{field}:", 1)) from err
 
 
@@ -259,7 +259,7 @@ def _read(folder: Path) -> ModelFolder:
 
 
 def check_reference(config: RunConfig, model: ModelFolder) -> str:
-    """What the loss compares the model with; "": nothing, or itself.
+    """Describe the model that the loss compares with; "": there is none, or it is the start.
 
     Raises ConfigError: it is no model folder, or has another vocabulary.
     """
@@ -277,7 +277,7 @@ def check_reference(config: RunConfig, model: ModelFolder) -> str:
 
 
 def check_routers(config: RunConfig, model: ModelFolder) -> None:
-    """Whether there is something to replay; of a family's routers the roles themselves find out.
+    """Check that there are routers to replay; the roles themselves check the family's kind.
 
     Raises ConfigError: a dense model.
     """
@@ -289,10 +289,10 @@ def check_routers(config: RunConfig, model: ModelFolder) -> None:
 
 
 def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING) -> str:
-    """How layouts cut the model; "": nobody here asks for one, or it cannot be told yet.
+    """Describe the layouts that cut the model; "": no role here has one, or it is not known yet.
 
     Args:
-        host: whose roles are asked for; others need no library here.
+        host: its roles are checked; others need no library here.
 
     Raises:
         ConfigError: it is not installed, has no table for the model, or a layout does not fit.
@@ -325,7 +325,7 @@ def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING
 
 
 def model_checks(model: ModelFolder, dtype: str = "float32") -> Iterator[Check]:
-    """What the model is, how it will be computed, and where its answers end."""
+    """Checks of the model's kind and size, its numerics, and the tokens that end its answers."""
     yield ok(
         "model",
         f"{model.path}: {model.config['model_type']}, {_amount(model.num_parameters)} parameters, "

@@ -1,4 +1,4 @@
-"""Which columns of a data set are the problem and the answer, by its first rows. Pure."""
+"""Guesses the columns of problem and answer in a data set, by its first rows. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GSM8K_PATTERN = r"####\s*(.+)"  # the number behind the working, as openai/gsm8k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnGuess:
-    """The columns of a data set, as far as its first rows tell."""
+    """The columns of a data set, as guessed from its first rows."""
 
     data: DataSection  # its columns; names the file
     is_numeric: bool  # every answer is a number
@@ -97,7 +97,7 @@ def _guess(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def _unknown(path: Path, rows: Sequence[Mapping[str, Any]], prompt: str, answer: str) -> str:
-    """All that has to be named, with the row that tells what it is called."""
+    """The message that asks for the missing column names, with the first row to find them in."""
     there = ", ".join(sorted({name for row in rows for name in row})) or "none"
     kinds = [("problem", "--prompt", PROMPTS, prompt), ("answer", "--answer", ANSWERS, answer)]
     missing = [kind for kind in kinds if not kind[-1]]

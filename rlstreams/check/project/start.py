@@ -1,7 +1,8 @@
-"""From what a newcomer has - a file, a data set's name, nothing - to a project that runs as it is.
+"""Makes a project that runs as it is, from a file, a data set's name, or nothing.
 
-Its columns are guessed from the first rows, by the names that data sets use. Written are
-configuration, reward with its test, twenty rows, a README, perhaps a model; nothing is overwritten.
+Columns are guessed from the first rows, by the names that data sets use. The project has a
+configuration, a reward with its test, twenty rows, a README, perhaps a model; no file is
+overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 LOOKED_AT = 20
 ROWS = 20
-_ON_ONE = {  # what stands for two GPUs in run.toml, and for one
+_ON_ONE = {  # lines of run.toml for two GPUs, and those for one
     'CUDA_VISIBLE_DEVICES = "1" # if there is one GPU: "0"': 'CUDA_VISIBLE_DEVICES = "0"',
     'channel = "nccl" # from one GPU to another': 'channel = "nccl" # on one card by CUDA IPC',
     "gpu-memory-utilization = 0.85 # of that GPU; if there is one: 0.3, the other roles "
@@ -51,7 +52,7 @@ _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be written."""
+    """A project to be written."""
 
     folder: Path
     columns: ColumnGuess
@@ -62,7 +63,7 @@ class Plan:
     has_held_out: bool
     num_gpus: int = 0  # that run.toml is for; 0: none, with lines for two as comments
     gym: str = ""  # task of reasoning-gym, which brings its own reward
-    has_agent: bool = False  # answers are what a program does, which calls the model
+    has_agent: bool = False  # a program that calls the model makes the answers
 
 
 def write(plan: Plan) -> list[Path]:
@@ -104,7 +105,7 @@ def write(plan: Plan) -> list[Path]:
 
 
 def _for_gpus(text: str, num_gpus: int) -> str:
-    """The lines for GPUs as they count: the server has the second of two, or shares one."""
+    """Fit the lines for GPUs to their number: the server has the second of two, or shares one."""
     if not num_gpus:
         return text
     text = re.sub(r"(?m)^#gpu ", "", text)
@@ -116,7 +117,7 @@ def _for_gpus(text: str, num_gpus: int) -> str:
 
 
 def _data_lines(plan: Plan) -> list[str]:
-    """Without what an agent writes itself: its messages."""
+    """Lines of [data]; an agent writes its messages itself, so it has no lines about them."""
     own = ("chat = ", "system_prompt = ") if plan.has_agent else ()
     return [line for line in plan.data_lines if not line.startswith(own)]
 
@@ -143,7 +144,7 @@ def run_id(folder: Path) -> str:
 
 
 def relative(path: Path, folder: Path) -> str:
-    """How a file of `folder` should name `path`: relative if it is near, so that both can move."""
+    """Name of `path` in a file of `folder`: relative if it is near, so that both can move."""
     near = os.path.relpath(path.absolute(), folder.absolute())
     return near if near.count("..") <= 1 else str(path.absolute())
 
@@ -187,7 +188,7 @@ Rows = list[dict[str, Any]]
 
 
 def from_demo(folder: Path, model: str) -> Plan:
-    """Twenty sums, for somebody who has no data yet."""
+    """Twenty sums, for a user without data."""
     lines = [
         'train = "rows.jsonl" # a row a line: {"prompt": "7+8+3=", "answer": "18"}; put yours here',
         "held_out_rows = 4 # kept out of training, chosen by content, to evaluate on",
@@ -196,7 +197,7 @@ def from_demo(folder: Path, model: str) -> Plan:
 
 
 def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) -> Plan:
-    """Somebody's rows; `prompt` and `answer` name columns, empty: guess.
+    """The user's own rows; `prompt` and `answer` name columns, empty: guess.
 
     Raises ConfigError: no such file, no rows, or no column that could be the problem or the answer.
     """

@@ -1,5 +1,5 @@
-"""A few sessions of each agent, as a run would have them, without a broker: what is to be committed
-is committed at once, to nowhere."""
+"""A few sessions of each agent, as a run would have them, without a broker: a commit is
+acknowledged at once, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Nowhere(Closing):
         return answer
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class AgentTrial:
         """
         if away := [section.name for section in self.config.agent if section.is_elsewhere]:
             raise ConfigError(
-                f"agent {away[0]!r} runs elsewhere: whoever runs it starts it, and `try` cannot; "
+                f"agent {away[0]!r} runs elsewhere, so `try` cannot start it; "
                 "give it a `command` here, or start a run: rlstreams up"
             )
         return asyncio.run(self._run(rows, num_samples))
@@ -151,7 +151,7 @@ class AgentTrial:
         return found
 
     async def _played(self, sessions: Sessions, prompts: Sequence[Prompt]) -> list[Closed]:
-        """How each session ended; what is asked for meanwhile is committed to nowhere."""
+        """Run the sessions of the prompts to their ends; commits are acknowledged, and not kept."""
         started_s = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -194,7 +194,7 @@ async def _commit(asked: Asked) -> None:
 
 
 async def _rolled(sessions: Sessions, prompt: Prompt) -> Closed:
-    """A session to its end, with all that would be written of that in its log."""
+    """Run a session to its end, and log its outcome and its close as a run would."""
     closed = await sessions.roll_out(_record(prompt), Session(session_id=session_of(prompt)))
     log = closed.session.log
     if closed.outcome is not None:
@@ -205,13 +205,13 @@ async def _rolled(sessions: Sessions, prompt: Prompt) -> Closed:
 
 
 def _record(prompt: Prompt) -> Record[Prompt]:
-    """As if it lay in a log."""
+    """A record of the prompt, as a log would have it."""
     raw = RawRecord(Position(PROMPTS.name, 0, 0), (0,), prompt.group_id.encode(), b"")
     return Record(event=prompt, raw=raw)
 
 
 def _completion(closed: Closed) -> Completion:
-    """What it earned, or why it would be set aside."""
+    """Reward of a session, or why its sample would be set aside."""
     calls, judged = closed.session.log.calls, closed.judged
     is_judged = closed.kind in JUDGED and judged is not None
     waits = "a run waits for outcomes by its graders, too" if closed.is_waiting else ""

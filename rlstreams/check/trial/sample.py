@@ -1,4 +1,4 @@
-"""Answers to a few rows, sampled and judged as a run would do it; what fails is kept, with why."""
+"""Answers to a few rows, sampled and judged as a run would do it; a failed one keeps its reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INDENT = "    "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer, and what became of it."""
+    """One answer, and its judgement or the reason for which it has none."""
 
     text: str  # of the last turn
     before: Sequence[Mapping[str, str]] = ()  # turns before it: author and text
@@ -43,7 +43,7 @@ class Completion:
     finish_reason: str = "stop"
     judgement: Judgement | None = None
     rejected: str = ""  # why a run would set the sample aside; empty: it would not
-    note: str = ""  # what the reward alone does not say
+    note: str = ""  # remark beside the reward
     judge_s: float = 0.0
 
 
@@ -59,7 +59,7 @@ class TriedRow:
 
 @dataclass(slots=True)
 class Times:
-    """Where the time went, seconds."""
+    """Time of each part of a trial, seconds."""
 
     load_s: float = 0.0
     sample_s: float = 0.0
@@ -82,7 +82,7 @@ def row_lines(tried: TriedRow, index: int, total: int, decode: Decode) -> list[s
 
 
 def given_lines(tried: TriedRow) -> list[str]:
-    """What a row has beside its prompt, and why it would not be issued."""
+    """Lines of a row's answer and metadata, and the reason for which it would not be issued."""
     lines = block("answer wanted", tried.row.answer) if tried.row.answer else []
     if tried.row.metadata not in ("", "{}"):
         lines += block("metadata", tried.row.metadata)
@@ -90,7 +90,7 @@ def given_lines(tried: TriedRow) -> list[str]:
 
 
 def verdict(completion: Completion) -> str:
-    """What an answer earned, by parts, or why it would be set aside."""
+    """Line of an answer's reward with its parts, or of why it would be set aside."""
     if completion.judgement is None:
         return f"SET ASIDE: {completion.rejected}"
     parts = "".join(f"  {name} {value:g}" for name, value in completion.judgement.parts.items())
@@ -104,7 +104,7 @@ def verdict(completion: Completion) -> str:
 
 
 def summary(rows: Sequence[TriedRow]) -> list[str]:
-    """How it looks altogether: is there something to learn."""
+    """Lines over all rows: mean reward, failures, and whether there is something to learn."""
     completions = [c for row in rows for c in row.completions]
     rewards = [c.judgement.reward for c in completions if c.judgement is not None]
     lines = []
@@ -127,7 +127,7 @@ def summary(rows: Sequence[TriedRow]) -> list[str]:
 
 
 def spent(times: Times) -> list[str]:
-    """Where the time goes."""
+    """Lines of the time that each part took."""
     rate = times.num_tokens / times.sample_s if times.sample_s else 0.0
     judged = f", {1000 * statistics.mean(times.judge_s):.1f} ms per reward" if times.judge_s else ""
     return [
@@ -154,7 +154,7 @@ def _short(text: str) -> str:
 
 
 def loaded(config: RunConfig) -> tuple[FolderChannel, BuiltinEngine]:
-    """The model's weights, and what samples with them.
+    """Load the model's weights, and the engine that samples with them.
 
     Raises:
         EngineError: the model cannot be loaded or decoded.
@@ -182,13 +182,13 @@ def device_of(config: RunConfig) -> str:
 
 
 def prompts_of(config: RunConfig, encoder: PromptEncoder, rows: Sequence[Row]) -> list[Prompt]:
-    """Of each row its first sample."""
+    """The prompt of each row's first sample."""
     seed = config.run.seed
     return [prompt_of(row, encoder, seed, group_id=str(row.number)) for row in rows]
 
 
 def left_out(config: RunConfig, engine: BuiltinEngine, prompt: Prompt) -> str:
-    """Why a run would not issue it; empty: it would."""
+    """Why a run would not issue the prompt; empty: it would."""
     data, count = config.data, len(prompt.token_ids)
     if count < data.min_prompt_tokens:
         return f"{count} tokens, data.min_prompt_tokens is {data.min_prompt_tokens}"
@@ -206,7 +206,7 @@ class Trial:
     """Model and verifier, loaded.
 
     Args:
-        turns: makes what samples of several turns need, for an engine's vocabulary.
+        turns: makes the `Turns` of samples of several turns, for an engine's vocabulary.
 
     Raises:
         EngineError: from the constructor: the model cannot be loaded or decoded.
@@ -289,7 +289,7 @@ class Trial:
     async def _answer(self, prompt: Prompt) -> Played | Exception:
         try:
             return await self._sampler.generate(prompt)
-        except (EngineError, UserCodeError, TimeoutError) as err:  # what a run would set aside
+        except (EngineError, UserCodeError, TimeoutError) as err:  # a run sets it aside
             return err
 
     def _judged(self, row: Row, prompt: Prompt, answer: Played | Exception) -> Completion:

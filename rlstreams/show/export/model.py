@@ -41,7 +41,7 @@ _WEIGHTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written; `rlstreams.json` in the folder says the same."""
+    """An exported model; `rlstreams.json` in its folder has the same facts."""
 
     run: str
     checkpoint: str
@@ -63,7 +63,7 @@ def export_model(
     Args:
         model: the folder that the run began with, for configuration, tokenizer and names.
         to: a folder that is not there yet, or is empty.
-        step: of which checkpoint; 0: the newest.
+        step: of the checkpoint; 0: the newest one.
         dtype: of `DTYPES`; empty: as the checkpoint has it.
 
     Raises:
@@ -140,7 +140,7 @@ def _weights(store: CheckpointStore, manifest: Manifest) -> Mapping[str, Tensor]
 
 
 def _dtype_of(weights: Mapping[str, Tensor]) -> str:
-    """Of most bytes."""
+    """Floating-point dtype of most elements."""
     sizes: dict[str, int] = {}
     for tensor in weights.values():
         if tensor.is_floating_point():
@@ -150,7 +150,7 @@ def _dtype_of(weights: Mapping[str, Tensor]) -> str:
 
 
 def _source(model: Path, dtype: str, claim: TrainerStarted) -> torch.nn.Module:
-    """The folder that the run began with, seen to be that one."""
+    """Load the folder that the run began with; refuse another one, by its hashes."""
     loaded = _loaded(model, dtype)
     tokenizer = model / "tokenizer.json"
     actual = {"model": weight_hash(weights_of(loaded))}
@@ -174,7 +174,7 @@ def _loaded(model: Path, dtype: str) -> torch.nn.Module:
 
 
 def _write(loaded: Any, model: Path, to: Path, facts: Exported) -> None:  # noqa: ANN401
-    """Beside the place, read back, then renamed."""
+    """Write the folder beside `to`, read it back, then rename it."""
     to.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(to.parent).free
     if free < facts.num_bytes:

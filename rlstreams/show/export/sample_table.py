@@ -1,6 +1,6 @@
 """The table `samples`: a row for each finished rollout, with its prompt, scores and fate.
 
-What fine-tuning, distillation and evaluation want of a run, in one place. Token columns have one
+All that fine-tuning, distillation and evaluation need of a run. Token columns have one
 entry per token of `token_ids`, prompt included; one that nobody filled is null as a whole. Written
 batch by batch: Parquet, or JSON lines with the same columns and types.
 """
@@ -53,8 +53,8 @@ class Join:
                     self._prompt(record.event)
 
     def columns(self, event: Trajectory, scored: ScoredTrajectory | None) -> dict[str, Any]:
-        """What is known of a sample, given its first record; a column of which nobody says
-        anything is missing."""
+        """Columns of a sample that other topics fill, given its first record; a column without a
+        value is missing."""
         self._samples.apply(event if scored is None else scored)
         found = self._prompts.get(event.group_id, {})
         sample = self._samples.get(event.group_id, event.sample)
@@ -68,27 +68,27 @@ class Join:
             Outcome.DROPPED: "" if dropped is None else dropped.reason,
         }
         is_over = outcome in (Outcome.TRAINED, Outcome.EVALUATED, *reasons)
-        told: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "outcome": str(outcome) if is_over else _IN_FLIGHT,
             "mismatch": sample.mismatch,
         }
         if sample.step is not None:
-            told |= {
+            columns |= {
                 "step": sample.step,
                 "advantage": sample.advantage,
                 "staleness": sample.staleness,
                 "made_version": self._samples.ledger.steps[sample.step].policy_version,
             }
-        return told | ({"reason": reasons[outcome]} if outcome in reasons else {})
+        return columns | ({"reason": reasons[outcome]} if outcome in reasons else {})
 
     def _prompt(self, event: Prompt) -> None:
-        told = {
+        columns = {
             "prompt": event.text,
             "expected": event.answer,
             "metadata": event.metadata,
             "issued_at": event.issued_at_ms,
         }
-        self._prompts.setdefault(event.group_id, told)
+        self._prompts.setdefault(event.group_id, columns)
 
 
 _NAMED = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.float64())]))
@@ -198,7 +198,7 @@ def _named(values: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def turns_of(event: Trajectory, spelling: Spelling) -> list[dict[str, str]]:
-    """What was said behind the prompt; segments of one turn are one text."""
+    """Author and text of each turn after the prompt; segments of one turn are one text."""
     ids: list[tuple[str, list[int]]] = []
     for segment in event.segments:
         if not ids or ids[-1][0] != segment.author:
@@ -226,7 +226,7 @@ def _tokens(tokens: TokenTable) -> dict[str, Any]:
 
 
 def _floats(array_N: npt.NDArray[np.float32]) -> pa.Array | None:
-    """Null where nobody gave a number; no list at all where nobody gave any."""
+    """The numbers, null for NaN; None where all are NaN."""
     is_missing_N = np.isnan(array_N)
     return None if is_missing_N.all() else pa.array(array_N, mask=is_missing_N)
 
@@ -238,7 +238,7 @@ _UNFINISHED = ".part"
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no name of a file that this writes. Raises ConfigError: another suffix."""
+    """Refuse a name that `write` does not write. Raises ConfigError: another suffix."""
     if name != STDOUT and Path(name).suffix not in SUFFIXES:
         raise ConfigError(
             f"--out must end in {' or '.join(SUFFIXES)}, or be {STDOUT} for JSON lines on "

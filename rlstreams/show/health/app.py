@@ -125,7 +125,7 @@ def serve(
         ends: where the small topics end now: read up to there, the monitor knows the run.
         schemas: of the run's bus.
         port: 0: a free one.
-        say: told the address, once it answers.
+        say: called with the address, once it answers.
 
     Raises:
         ConfigError: faust is not installed, the port cannot be had, or a broker option is unknown.
@@ -219,7 +219,7 @@ def _feed(app: faust.App, run: str, monitor: HealthWatch, ends: Mapping[Partitio
             )
 
     async def tick() -> None:
-        """Tell how many offsets are left of `ends`; -1: no position is known yet."""
+        """Pass on how many offsets are left up to `ends`; -1: no position is known yet."""
         assigned, num_left = app.consumer.assignment(), 0
         for partition, end in ends.items():
             tp = TP(f"{run}.{partition.topic}", partition.number)

@@ -1,7 +1,7 @@
 """Health of a run in plain sentences, as `up` judges it, from the small topics alone.
 
 Prompts and trajectories are not read, so `diagnose` names the blocked role from reports. Where it
-names none, whoever starts, or reads again what it has to after a restart, is waited for, but only
+names none, a role that starts, or reads the log again after a restart, is waited for, but only
 as long as the longest piece of work may take: a role that starts, comes forward and dies, again and
 again, is no excuse. Time is this process's own: clocks of other hosts may be wrong.
 """
@@ -42,14 +42,14 @@ SMALL = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """One look."""
+    """Health of a run at one look."""
 
     problems: tuple[str, ...]
     state: str  # "reading", "running", "over", or what the run's control says
     step: int
     step_target: int
     policy_version: int
-    since_last_step_s: float  # what counts of it
+    since_last_step_s: float  # only time that counts
     unreadable: int  # records
 
 
@@ -86,9 +86,9 @@ class HealthWatch:
         self._num_behind = -1  # offsets left of what lay there at the start; -1: not known
 
     def take(self, message: Message) -> None:
-        """A record, or a part of one. What cannot be read is counted; its role dead-letters it.
+        """Take a record, or a part of one; an unreadable one is counted, its role dead-letters it.
 
-        What was taken before is passed by: with no committed offsets a client that had to join its
+        Messages taken before are skipped: with no committed offsets a client that had to join its
         group again begins anew.
         """
         if message.offset < self._next.get(message.partition, 0):
@@ -99,7 +99,7 @@ class HealthWatch:
             return
         try:
             event = decoded(raw, self._schemas).event
-        except (DecodeError, StreamsError):  # the latter: nobody to ask for its schema
+        except (DecodeError, StreamsError):  # the latter: its schema cannot be asked for
             self._num_unreadable += 1
         else:
             self.apply(event)
@@ -112,7 +112,7 @@ class HealthWatch:
         self._poison.apply(event)
 
     def tick(self, num_behind: int) -> None:
-        """Count.
+        """Count the time since the last tick.
 
         Args:
             num_behind: offsets that are left of what lay in the log when reading began.
@@ -129,12 +129,12 @@ class HealthWatch:
         self._clock.tick(now_s, state.ledger.last_step, counts=counts)
 
     def look(self) -> Health:
-        """What is to be said now."""
+        """Judge the run as of now."""
         state = self._folds
-        told = "over" if state.ledger.at_target else state.control
+        phase = "over" if state.ledger.at_target else state.control
         return Health(
             problems=tuple(self._problems(state)),
-            state="reading" if self._live_s is None else told,
+            state="reading" if self._live_s is None else phase,
             step=state.ledger.last_step,
             step_target=state.ledger.step_target,
             policy_version=state.ledger.policy_version,
@@ -143,9 +143,9 @@ class HealthWatch:
         )
 
     def _silent_s(self) -> dict[str, float]:
-        """How long ago the silent workers reported last, seconds."""
+        """Seconds since the last report of each silent worker, by worker."""
         if self._live_s is None or self._monotonic_s() - self._live_s <= SILENT_S:
-            return {}  # those that live have not had the time to say so
+            return {}  # live workers have not had the time to report
         self._folds.workers.passes(self._clock_ms())
         now = self._folds.workers.clock_ms
         return {

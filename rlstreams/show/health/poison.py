@@ -17,7 +17,7 @@ from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.folds import Folds
 from rlstreams.workers.config.run import RunConfig
 
-TELL_EVERY_MS = 30_000  # of one reason
+NEWS_EVERY_MS = 30_000  # of one reason
 STEPS_WORTH = 3  # of samples, where the configuration names no window
 POISONED = ("dead_samples", "numerics", "memory")  # why a group was dropped
 _FINE = ""  # trained, or dropped for a reason that is not in POISONED
@@ -25,12 +25,12 @@ _WITH_ITS_GROUP = "lost with their group"
 
 
 class PoisonWatch:
-    """What became of the newest samples, and of each reason now and then a dead letter in words.
+    """Watches how the newest samples end; of each reason it announces a dead letter now and then.
 
     Args:
         config: of the run.
         folds: which others feed, each event before it comes here.
-        is_live: False: what is read is not looked at until this is set, so that a run which is
+        is_live: False: no event is looked at until this is set, so that a run which is
             resumed once its verifier is mended begins with a clean window.
     """
 
@@ -42,17 +42,17 @@ class PoisonWatch:
         folds.samples.listen(self._add)
         self.is_live = is_live
         self._examples: dict[str, str] = {}  # by reason: the newest
-        self._told: dict[str, tuple[int, int]] = {}  # by reason: when, ms; dead letters since
+        self._announced: dict[str, tuple[int, int]] = {}  # by reason: when, ms; dead letters since
         self._list = partial(list_command, config.folder)
-        self.news = ""  # of the newest dead letter that was told of, in words
+        self.news = ""  # the dead letter announced last, in words
 
     def apply(self, event: Event) -> None:
         """Take one event: a dead letter is news."""
         if isinstance(event, DeadLetter) and self.is_live:
-            self._tell(event)
+            self._announce(event)
 
     def _add(self, end: Ending) -> None:
-        """Samples ended; a drop for a reason that is its own is no poison."""
+        """Note samples that ended; a drop for a reason that is its own is no poison."""
         if not self.is_live:
             return
         reason = end.reason if end.outcome in (Outcome.DEAD, Outcome.ABSENT) else _FINE
@@ -68,22 +68,22 @@ class PoisonWatch:
         num = counts.total()
         if len(self._ended) < size or num <= self._max_share * size:
             return ""
-        told = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
         main = next((r for r, _ in counts.most_common() if r in self._examples), "")
         example = f"; for example {self._examples[main]}" if main else ""
         return (
             f"{num} of the last {size} samples were dead-lettered ({100 * num / size:.0f} %, "
-            f"dead_letters.max_share is {self._max_share:g}): {told}{example}"
+            f"dead_letters.max_share is {self._max_share:g}): {reasons}{example}"
         )
 
-    def _tell(self, event: DeadLetter) -> None:
+    def _announce(self, event: DeadLetter) -> None:
         is_known = event.group_id != ""
         name = f"sample {event.group_id}/{event.sample}" if is_known else "a foreign record"
-        told = f"{name} was set aside by {event.worker}, {event.reason}: {event.detail}"
-        self._examples[event.reason] = told
-        at_ms, num = self._told.get(event.reason, (-TELL_EVERY_MS, 0))
-        self._told[event.reason] = at_ms, num + 1
-        if event.at_ms >= at_ms + TELL_EVERY_MS:
+        text = f"{name} was set aside by {event.worker}, {event.reason}: {event.detail}"
+        self._examples[event.reason] = text
+        at_ms, num = self._announced.get(event.reason, (-NEWS_EVERY_MS, 0))
+        self._announced[event.reason] = at_ms, num + 1
+        if event.at_ms >= at_ms + NEWS_EVERY_MS:
             more = f"{num + 1} more for reason {event.reason}, the newest: " if num else ""
-            self._told[event.reason] = event.at_ms, 0
-            self.news = f"{more}{told} ({self._list(event.reason)})"
+            self._announced[event.reason] = event.at_ms, 0
+            self.news = f"{more}{text} ({self._list(event.reason)})"

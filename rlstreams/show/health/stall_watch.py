@@ -32,7 +32,7 @@ NO_FACTS = Evidence(now_ms=0, waited_s=0.0)
 
 
 def ask_facts(bus: Bus, config: RunConfig) -> Evidence:
-    """What only the broker knows; positions only where no old transaction has to be waited for.
+    """Ask the broker for open transactions; for positions only where no old one holds them up.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -45,7 +45,7 @@ def ask_facts(bus: Bus, config: RunConfig) -> Evidence:
 
 
 def positions(bus: Bus) -> Mapping[str, Mapping[Partition, Committed]]:
-    """Where the groups of rollout and logprob are."""
+    """Committed positions of the consumer groups of rollout and logprob, by group."""
     return {group: bus.committed(group, topic) for group, topic in _GROUPS.items()}
 
 
@@ -87,7 +87,7 @@ TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not l
 
 
 def mark_of(state: Folds) -> object:
-    """What changes with every step, claim and published version."""
+    """A value that changes with every step, claim and published version."""
     return state.ledger.last_step, state.ledger.epoch, frozenset(state.published)
 
 
@@ -100,7 +100,7 @@ class StallClock:
         self.waited_s = 0.0
 
     def tick(self, now_s: float, mark: object, *, counts: bool) -> float:
-        """What has been waited so far; a new `mark` begins anew."""
+        """Return the seconds that count so far; a new `mark` begins at 0."""
         passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
         self._last_s = now_s
         if mark != self._mark:
@@ -116,12 +116,12 @@ class _Question:
     def __init__(self, ask: Callable[[], Evidence]) -> None:
         self._ask = ask
         self._until_s = time.monotonic() + ASK_S
-        self.answer = NO_FACTS  # so too where the broker refused, or said nothing
+        self.answer = NO_FACTS  # also where the broker refuses, or does not answer
         self._thread = threading.Thread(target=self._run, name="stall-facts", daemon=True)
         self._thread.start()
 
     def is_over(self) -> bool:
-        """Whether nothing more is to be waited for."""
+        """Whether the answer is there, or its time is up."""
         return not self._thread.is_alive() or time.monotonic() >= self._until_s
 
     def _run(self) -> None:
@@ -134,7 +134,7 @@ class StallWatch:
 
     Args:
         folds: which others feed.
-        ask: what only the broker knows; called in a thread.
+        ask: the question to the broker; called in a thread.
         monotonic_s: the clock that time is counted by.
         clock_ms: the clock that reports are dated by; it must not step. None: one of its own.
     """
@@ -160,10 +160,10 @@ class StallWatch:
         self._starting: dict[str, float] = {}  # since when, by the clock of processes
         self.news = ""  # the newest thing to say; the loop takes it
         self.problem = ""  # why the run should stop; empty: it should not
-        self.is_unfed = False  # and the stage gets nothing of what lies there for it
+        self.is_unfed = False  # the blocked stage gets none of the records that wait for it
 
     def note(self, processes: Sequence[ProcessInfo]) -> None:
-        """What the supervisor knows of its processes; the log says which of them have reported."""
+        """Take the supervisor's processes; the log says which of them have reported."""
         reported = {worker.instance for worker in self._folds.workers.all}
         self._gone = frozenset(info.worker for info in processes if info.started_s is None)
         self._starting = {
@@ -181,7 +181,7 @@ class StallWatch:
         now_s = self._monotonic_s()
         state = self._folds
         state.workers.passes(self._steady())
-        self._tell_silence(state)
+        self._announce_silence(state)
         waited_s = self._clock.tick(
             now_s, mark_of(state), counts=is_running and _expects_step(state)
         )
@@ -196,11 +196,11 @@ class StallWatch:
         return _expects_step(self._folds)
 
     def begin_anew(self) -> None:
-        """Something was done about the problem."""
+        """Forget the problem, which is being dealt with, and count from 0."""
         self.problem, self.is_unfed, self._clock = "", False, StallClock()
 
-    def told(self, role: str) -> str:
-        """What the workers of `role` said last, the worst first."""
+    def last_reports(self, role: str) -> str:
+        """The last reports of the workers of `role` as a sentence, the worst first."""
         return told(self._folds, self._evidence(0.0, NO_FACTS), self._limits, role)
 
     def is_starting(self, role: str) -> bool:
@@ -247,8 +247,8 @@ class StallWatch:
         else:
             self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
 
-    def _tell_silence(self, state: Folds) -> None:
-        """Once when a worker falls silent: a process that stands is not reaped."""
+    def _announce_silence(self, state: Folds) -> None:
+        """Announce a worker that falls silent, once: a process that hangs is not reaped."""
         clock_ms = state.workers.clock_ms
         silent = {
             worker.worker: (clock_ms - worker.heard_ms) / 1000

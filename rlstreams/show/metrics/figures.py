@@ -25,12 +25,12 @@ NONE = "-"  # while there is no value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One of them, as it is shown."""
+    """A figure, as it is shown."""
 
     name: str
     value: str
     unit: str = ""  # empty: the name says it, or it has none
-    about: str  # what it means, in a sentence
+    about: str  # its meaning, in a sentence
 
     @property
     def title(self) -> str:
@@ -76,7 +76,7 @@ _ABOUT_RUN: Mapping[str, tuple[str, str]] = {  # unit, and what it means
 def of_run(
     state: ViewState, *, target: int = 0, kills: Sequence[KillMark] = (), lost: int | None = None
 ) -> Mapping[str, Figure]:
-    """A run by now, by key and in the order in which they are read.
+    """Figures of a run so far, by key and in the order in which they are read.
 
     Args:
         target: steps to do, while no trainer has said it.
@@ -114,7 +114,7 @@ BACK = "back_"  # begins the key of a role's deaths
 
 
 def of_cost(state: ViewState) -> list[Figure]:
-    """What the run's time and tokens went into, and what each role's deaths took."""
+    """Figures of the run's cost: training time, tokens in vain, deaths of each role."""
     found = of_run(state)
     return [figure for key, figure in found.items() if key in COSTS or key.startswith(BACK)]
 
@@ -137,10 +137,10 @@ def _share(value: float | None) -> str:
 
 def _back(role: str, found: Comeback) -> Figure:
     num_back = found.deaths - found.away
-    told = [f"median of {num_back}, worst {_seconds(found.worst_s)}"] if num_back else []
-    told += [f"{found.away} not back"] if found.away else []
+    parts = [f"median of {num_back}, worst {_seconds(found.worst_s)}"] if num_back else []
+    parts += [f"{found.away} not back"] if found.away else []
     return Figure(
-        name=f"from the death of a {role} process to its next work ({'; '.join(told)})",
+        name=f"from the death of a {role} process to its next work ({'; '.join(parts)})",
         value=_seconds(found.median_s),
         about="Seconds from the last report of a process that ended without a goodbye to the first "
         "sample, score or step of the process that took its place, on the clock of their host.",
@@ -162,7 +162,7 @@ _ABOUT_AGENT: Mapping[str, tuple[str, str, str]] = {  # name, unit, and what it 
 
 
 def of_agents(state: ViewState) -> Mapping[str, Mapping[str, Figure]]:
-    """Each agent by now, by its name; empty: the run has none."""
+    """Figures of each agent so far, by its name; empty: the run has none."""
     return {one.agent or "unknown": _of_agent(one) for one in state.agents}
 
 

@@ -111,7 +111,7 @@ def _by(
 def _steps(state: ViewState) -> Iterator[Family]:
     run = state.run
     yield _one("step", "Newest step", run.step)
-    yield _one("step_target", "Where the run ends", run.step_target)
+    yield _one("step_target", "Last step of the run", run.step_target)
     yield _one("policy_version", "Newest version made", run.policy_version)
     tokens, samples = (sum(getattr(p, f) for p in run.steps) for f in ("num_tokens", "num_samples"))
     yield _total("trained_tokens", "Tokens, with prompts", tokens)
@@ -122,7 +122,7 @@ def _steps(state: ViewState) -> Iterator[Family]:
     point = run.steps[-1]
     row = step_row(point).values
     own = {name: row[name] for name in ("loss", "reward", "seconds")}
-    about = "What the newest step says of itself"
+    about = "Metrics of the newest step"
     yield _by("metric", "step_metric", about, {**point.metrics, **own})
     stats = {"mean": row["staleness_mean"], "max": row["staleness_max"]}
     yield _by("stat", "staleness_versions", "Of the newest step's tokens", stats)
@@ -213,7 +213,7 @@ def _workers(state: ViewState) -> Iterator[Family]:
     restarts = {(w.worker, w.role): w.restarts for w in workers}
     yield each("restarts", "Processes after the first", restarts, is_total=True)
     counts = {(w.worker, w.role, name): v for w in workers for name, v in w.totals.items()}
-    about = "What workers count: samples, tokens and the like"
+    about = "Counters of workers: samples, tokens and the like"
     yield each("counter", about, counts, "counter", is_total=True)
     seconds = {(w.worker, w.role, at): s for w in workers for at, s in w.seconds.items()}
     yield each("state_seconds", "Time by state", seconds, "state", is_total=True)
@@ -223,13 +223,13 @@ def _servers(state: ViewState) -> Iterator[Family]:
     loads = {(w.worker, one.server): one for w in state.throughput.workers for one in w.loads}
     labels = ("worker", "server")
     in_flight: Values = {key: one.in_flight for key, one in loads.items()}
-    yield Family("server_in_flight", "Requests that a model server has of it", in_flight, labels)
+    yield Family("server_in_flight", "The worker's requests at a server", in_flight, labels)
     limits: Values = {key: one.limit for key, one in loads.items()}
-    yield Family("server_limit", "Most that it is given at once", limits, labels)
+    yield Family("server_limit", "Limit of the requests in flight", limits, labels)
     why: Values = {(*key, one.why): 1.0 for key, one in loads.items()}
-    yield Family("server_limit_reason", "1 for what moved the limit last", why, (*labels, "why"))
+    yield Family("server_limit_reason", "1 for why the limit changed last", why, (*labels, "why"))
     lost: Values = {key: one.num_preemptions for key, one in loads.items()}
-    about = "Requests whose cache it threw away, to compute it again"
+    about = "Requests whose cache the server threw away, to compute it again"
     yield Family("server_preemptions", about, lost, labels, is_total=True)
 
 

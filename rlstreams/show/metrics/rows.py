@@ -43,7 +43,7 @@ class SamplePicks:
 
     Args:
         spelling: how tokens become text.
-        place: what commands call the run.
+        place: the run's name in commands.
     """
 
     def __init__(self, spelling: Spelling, place: str, *, has_held_out: bool) -> None:
@@ -62,7 +62,7 @@ class SamplePicks:
             return
         try:
             answer = answer_of(event, version)
-        except ValueError:  # a foreign writer's: nothing of it can be shown
+        except ValueError:  # a foreign writer's record: it cannot be shown
             return
         found = (f"{event.group_id}/{event.sample}", answer, event.finished_at_ms)
         kept = self._kept.setdefault((event.purpose, version), {})
@@ -77,7 +77,7 @@ class SamplePicks:
             kept["newest"] = found
 
     def _version(self, event: Trajectory) -> int | None:
-        """Under which a sample is kept; None: it is not."""
+        """Version under which a sample is kept; None: it is not kept."""
         if event.purpose == EVALUATE:
             identity = evaluation_id(event.group_id)
             return identity[0] if identity else None
@@ -86,7 +86,7 @@ class SamplePicks:
         return max(versions) if is_kept else None
 
     def of(self, drawn: tuple[str, int]) -> Sequence[Mapping[str, str]]:
-        """Rows with `COLUMNS` of samples with this purpose and version; they are dropped then."""
+        """Rows with `COLUMNS` of the samples of a purpose and version, which are then forgotten."""
         self._shown.add(drawn)
         return [
             {
@@ -112,11 +112,11 @@ class SamplePicks:
 TOPICS = (STEPS, PROMPTS, TRAJECTORIES, DEAD_LETTERS)
 POLL_S = 0.5
 READ_DEADLINE_S = 60.0
-LAST_S = 10.0  # the same once it is stopped: who stops it waits
+LAST_S = 10.0  # the same once it is stopped: its caller waits
 
 
 class Sink(Protocol):
-    """Where rows go."""
+    """A file or a tracker that takes rows."""
 
     def write(self, rows: Sequence[Row]) -> None:
         """Take rows; those of a step come once."""
@@ -186,7 +186,7 @@ _FIRST = ("kind", "step", "at")  # columns of a table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one step, or one evaluation, says."""
+    """Figures of one step, or of one evaluation."""
 
     kind: str  # STEP, EVALUATION
     step: int  # of an evaluation: the step that made its version
@@ -201,12 +201,12 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What it is called; no other row of the run is."""
+        """Name of the row, unique in its run."""
         return row_key(self.step, self.tags)
 
 
 def row_key(step: int, tags: Mapping[str, float]) -> str:
-    """What a row is called, from what a tracker gives back of it; empty: it is no row of ours."""
+    """Name of a row, by its step and tags as a tracker returns them; empty: it is not ours."""
     if (version := tags.get("evaluation/policy_version")) is not None:
         return f"evaluation of version {int(version)}"
     return f"step {step}" if "step/policy_version" in tags else ""
@@ -238,7 +238,7 @@ class MetricRows:
         self._ledger = self._samples.ledger
         self._ledger.listen(on_step=self._step, on_drop=self._drop)
         self._new: list[tuple[Row, StepCompleted]] = []
-        self._told: set[int] = set()  # versions whose evaluation was given
+        self._given: set[int] = set()  # versions whose evaluation was given
 
     def apply(self, event: Event, position: Position | None = None) -> None:
         """Take one event."""
@@ -269,8 +269,8 @@ class MetricRows:
         if is_caught_up:
             for point in evaluation(self._samples).curve:
                 is_over = is_last or point.is_complete
-                if is_over and point.policy_version not in self._told:
-                    self._told.add(point.policy_version)
+                if is_over and point.policy_version not in self._given:
+                    self._given.add(point.policy_version)
                     step = self._ledger.made_by.get(point.policy_version, point.policy_version)
                     rows.append(self._with_agents(evaluation_row(point, step), self._asked(point)))
         if (picks := self._picks) is not None:
@@ -280,7 +280,7 @@ class MetricRows:
     def _with_agents(
         self, row: Row, groups: Iterable[str], samples: Container[str] | None = None
     ) -> Row:
-        """With `agent/NAME/FIGURE` of the sessions that became its samples."""
+        """Add `agent/NAME/FIGURE` of the sessions that became the row's samples."""
         values = {
             f"agent/{one.agent or 'unknown'}/{name}": value
             for one in self._agents.take(groups, samples)
@@ -297,9 +297,9 @@ class MetricRows:
     @property
     def is_over(self) -> bool:
         """The target is reached, and the evaluation of the last version, if any, was given."""
-        is_told = not self._has_held_out or self._ledger.policy_version in self._told
+        is_given = not self._has_held_out or self._ledger.policy_version in self._given
         is_last = self._ledger.last_step >= self._step_target
-        return is_told and is_last and self._ledger.at_target
+        return is_given and is_last and self._ledger.at_target
 
 
 def _batch(event: StepCompleted) -> tuple[set[str], set[str]]:
@@ -315,7 +315,7 @@ def _drawn_under(row: Row) -> tuple[str, int]:
 
 
 def step_row(point: StepPoint) -> Row:
-    """What a step says."""
+    """Make the row of a step."""
     num_tokens = sum(point.staleness.values())
     distance = sum(d * tokens for d, tokens in point.staleness.items())
     values = {
@@ -335,7 +335,7 @@ def step_row(point: StepPoint) -> Row:
 
 
 def evaluation_row(point: EvaluationPoint, step: int) -> Row:
-    """What an evaluation says; `step` made its version."""
+    """Make the row of an evaluation; `step` made its version."""
     values: dict[str, float] = {
         "evaluation/best_reward": point.best,
         "evaluation/dead": point.num_dead,
@@ -360,7 +360,7 @@ class JsonLines:
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: every row is written."""
 
 
 class CsvTable:
@@ -375,7 +375,7 @@ class CsvTable:
         self._rows += rows
 
     def close(self) -> None:
-        """Write the table; what a row does not say is empty."""
+        """Write the table; a value that a row lacks is empty."""
         names = sorted({name for row in self._rows for name in row.values})
         writer = csv.DictWriter(self._file, [*_FIRST, *names], lineterminator="\n")
         writer.writeheader()

@@ -16,13 +16,13 @@ FIGURES = (
     ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
     ("mismatch", "mismatch"), ("step", "outcome"), ("at_ms", "sampled"),
 )  # fmt: skip
-"""Behind prompt, answer and reward: what a row is sorted by, and what its column is called."""
+"""Columns after prompt, answer and reward: the key to sort by, and the title."""
 
 
 def answer_rows(
     rows: Iterable[Sample], text_of: Callable[[str], SampleText | None]
 ) -> list[dict[str, Any]]:
-    """What the templates print for samples.
+    """Rows of samples for the templates.
 
     Args:
         text_of: of a sample's name; None: its text is not known.

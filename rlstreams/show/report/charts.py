@@ -1,4 +1,4 @@
-"""Charts of a run: which there are, what each says, and their numbers by step. Pure."""
+"""Charts of a run: their titles, notes and lines, and their numbers by step. Pure."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def _time_of(kill: KillMark, state: ViewState) -> int:
 def charts_of(
     found: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Chart], list[Chart], list[tuple[Chart, str]]]:
-    """Of the `series` of one or several runs: the first charts, the others, and those whose lines
-    never change, each with its one number."""
+    """Charts for the `series` of one or several runs: the first ones, the others, and those whose
+    lines never change, each with its one number."""
     values: dict[str, list[float]] = {}
     for one in found:
         evaluated = {"held_out": 2, "held_out_best": 3}
@@ -207,19 +207,19 @@ def _known(chart: Chart, values: Mapping[str, Sequence[float]]) -> Chart:
 
 
 def spoken(chart: Chart, found: Mapping[str, Any]) -> str:
-    """A chart in one line, for who does not see it: first and last number of each line."""
-    told = []
+    """A chart in words, for people who do not see it: first and last number of each line."""
+    parts = []
     for name in chart.lines:
         at = {"held_out": 2, "held_out_best": 3}.get(name)
         line = found["lines"].get(name, ()) if at is None else [p[at] for p in found["held_out"]]
         numbers = [value for value in line if value is not None]
         if numbers:
-            told.append(f"{label(name)} {number(numbers[0])} to {number(numbers[-1])}")
-    return "; ".join(told)
+            parts.append(f"{label(name)} {number(numbers[0])} to {number(numbers[-1])}")
+    return "; ".join(parts)
 
 
 def label(name: str) -> str:
-    """What a line is called."""
+    """Name of a line, for people."""
     return {"held_out": "held-out reward", "held_out_best": "best of each row",
             "tokens_per_s": "tokens/s", **PARTS}.get(name, name.replace("_", " "))  # fmt: skip
 

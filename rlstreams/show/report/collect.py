@@ -45,7 +45,7 @@ def collect(
     stopped: str = "",
     command: str = "",
 ) -> ReportInput:
-    """All that the topics say of the run by now.
+    """Read the run's topics, up to their ends, into the report's input.
 
     Args:
         audited: the audit, if it was made already.
@@ -85,7 +85,7 @@ def collect(
 
 
 def _texts(lineages: Sequence[Lineage], spelling: Spelling) -> dict[str, SampleText]:
-    """Those that can be read, by name."""
+    """Texts of the samples that can be read, by name."""
     found = {}
     for lineage in lineages:
         if lineage.rollout is not None:
@@ -104,7 +104,7 @@ def readable(lineage: Lineage, spelling: Spelling) -> SampleDetail:
 
 
 def there(bus: Bus, topics: Sequence[Topic]) -> tuple[Topic, ...]:
-    """Those of the topics that the log has: a recording may lack some."""
+    """The topics of these that the log has: a recording may lack some."""
 
     def is_there(topic: Topic) -> bool:
         try:

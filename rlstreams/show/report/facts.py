@@ -1,4 +1,4 @@
-"""What report and live page say of a run in tables: values in, text out. Pure."""
+"""Tables of a run for report and live page: values in, text out. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config_of(claims: Sequence[TrainerStarted]) -> Mapping[str, Any]:
 
 
 def facts(state: ViewState) -> list[tuple[str, str]]:
-    """What is run: (name, value), of the newest claim."""
+    """Model, data, algorithm and hosts of a run as (name, value), by the newest claim."""
     claims = state.run.claims
     if not claims:
         return []
@@ -61,7 +61,7 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
     num_ranks, device = get("trainer.ranks"), get("trainer.device")
     ranks = f" x {num_ranks}" if num_ranks != "1" else ""
     branch = state.run.branch
-    told = {
+    texts = {
         "family": branch_line(branch, claims[-1].config) if branch else "",
         "model": f"{get('model.path')} ({get('model.dtype')}){lora}",
         "data": next(
@@ -87,23 +87,23 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
         ),
     }
     if not found:  # a claim that names no configuration
-        told = {name: told[name] for name in ("hosts", "commit", "versions")}
-    return [(name, value) for name, value in told.items() if value.strip()]
+        texts = {name: texts[name] for name in ("hosts", "commit", "versions")}
+    return [(name, value) for name, value in texts.items() if value.strip()]
 
 
 def judges_line(steps: Sequence[StepPoint]) -> str:
-    """From which step on answers were judged by other code or settings; "": they never were."""
-    told, before = [], ""
+    """Steps from which answers were judged by other code or settings; "": there are none."""
+    texts, before = [], ""
     for point in steps:
         for judge in point.judged_by:
             if judge and judge != before:
-                told.append(f"from step {point.step} on judged by {judge}")
+                texts.append(f"from step {point.step} on judged by {judge}")
                 before = judge
-    return "; ".join(told) if len(told) > 1 else ""
+    return "; ".join(texts) if len(texts) > 1 else ""
 
 
 def pace_of(state: ViewState) -> str:
-    """How fast, who holds whom back, and memory that is short; "" before two steps."""
+    """Pace, the role that holds back others, and short memory; "" before two steps."""
     run = state.run
     parts = (pace_line(run.steps, ranks_of(run.claims)), shortage(run.steps))
     return "; ".join(text for text in parts if text)
@@ -238,7 +238,7 @@ def shown_answer(answer: Answer, pieces: Iterator[tuple[int, str]]) -> dict[str,
 
 
 def claim_changes(claims: Sequence[TrainerStarted]) -> list[str]:
-    """Of each claim the fields and files in which it differs from the one before; "": in none."""
+    """Fields and files in which each claim differs from the one before; "": in none."""
     found = [""] if claims else []
     for before, claim in pairwise(claims):
         rows = differences([[before], [claim]])

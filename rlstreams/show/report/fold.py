@@ -27,8 +27,8 @@ FIRST: tuple[Topic, ...] = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, 
 """Small topics: with them the page has its curves."""
 THEN: tuple[Topic, ...] = (PROMPTS, TRAJECTORIES)
 LAST: tuple[Topic, ...] = (SCORED, CALLS, OUTCOMES)
-"""For mismatch by sample, and for where sessions lie."""
-LETTERS = 1000  # kept, the newest
+"""Topics for mismatch by sample, and for the places of sessions."""
+LETTERS = 1000  # dead letters kept, the newest
 KEPT = 300_000  # samples, the newest
 
 

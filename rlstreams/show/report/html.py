@@ -1,4 +1,4 @@
-"""HTML of report and live page: one set of templates. What they print is escaped, all of it.
+"""HTML of report and live page: one set of templates, which escape all that they print.
 
 Text of the log may be anything: control characters and those that turn the direction of text are
 spelled out, and HTML is escaped, before a template prints it.
@@ -26,12 +26,12 @@ from rlstreams.words.screen import number, visible
 
 STATIC = Path(str(files("rlstreams.show.report") / "static"))
 NOTHING = "-"
-# What turns the direction of the text behind it, and halves of characters, which UTF-8 has not.
+# Characters that turn the direction of text, and surrogates, which UTF-8 cannot encode.
 _ODD = re.compile("[\u202a-\u202e\u2066-\u2069\u200e\u200f\ud800-\udfff]")
 
 
 def plain(value: object) -> object:
-    """What is printed for a value: text without what would steer a screen, `-` for None."""
+    """Printable form of a value: text without control characters, `-` for None."""
     if value is None:
         return NOTHING
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -57,7 +57,7 @@ def as_json(value: object) -> str:
 
 @cache
 def environment() -> Environment:
-    """Of all templates."""
+    """The environment of all templates."""
     found = Environment(
         loader=PackageLoader("rlstreams.show.report"),
         autoescape=True,
@@ -94,7 +94,7 @@ def unwanted_style() -> str:
 
 
 def inlined(data: Mapping[str, Any]) -> dict[str, Markup]:
-    """What a page needs that stands alone: style sheet, scripts and numbers."""
+    """Parts that are embedded in a self-contained page: style sheet, scripts and numbers."""
     packed = base64.b64encode(gzip.compress(plotter(), mtime=0)).decode()
     return {
         "css": Markup((STATIC / "page.css").read_text("utf-8")),

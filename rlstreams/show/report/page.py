@@ -48,7 +48,7 @@ class ReportInput:
 
 
 def chart_values(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the templates need to place the charts of runs, by the `series` of each."""
+    """Values with which the templates place the charts of runs, by the `series` of each."""
     first, others, flat = charts_of(list(found.values()))
     said = {
         chart.id: "; ".join(
@@ -101,7 +101,7 @@ def render_report(given: ReportInput) -> str:
 
 
 def _with_numbers(charts: dict[str, Any]) -> dict[str, Any]:
-    """Without charts that stay empty: nothing is to come on this page."""
+    """Leave out charts that stay empty: nothing is to come on this page."""
     return {**charts, "first": [chart for chart in charts["first"] if chart.lines]}
 
 
@@ -120,8 +120,8 @@ def kill_marks(
     """Processes that came back without having said goodbye, by the step that was being made.
 
     Args:
-        kills: those that `up` sent itself. The log does not tell them from a crash, from memory
-            that ran out, or from a machine that was switched off.
+        kills: those that `up` sent itself. The log does not distinguish them from a crash, from
+            memory that ran out, or from a machine that was switched off.
     """
     last = steps[-1].step if steps else 0
 
@@ -146,7 +146,7 @@ def _verdict(audit: AuditReport | None) -> dict[str, Any] | None:
     share = audit.dead_lettered / max(1, audit.issued - sum(audit.in_flight.values()))
     word = "Every sample is accounted for." if audit.ok else "The log violates a guarantee."
     if audit.ok and not audit.is_proven:
-        word = "Nothing is lost as far as a recording tells: what is in flight is not proven."
+        word = "Nothing is lost as far as a recording shows: what is in flight is not proven."
     if audit.ok and share > FEW_DEAD:
         word = f"Nothing is lost, but {100 * share:.0f} % of the samples were dead-lettered."
     is_fine = audit.ok and share <= FEW_DEAD

@@ -16,7 +16,7 @@ SORTED_BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which rows, in which order."""
+    """Filter and order of rows."""
 
     sort: str = "at_ms"
     ascending: bool = False
@@ -70,7 +70,7 @@ def siblings(samples: Samples, group_id: str) -> list[Sample]:
 
 
 def picks(samples: Samples, num: int = 2) -> list[tuple[str, Sample]]:
-    """What a report shows: the best, the worst, the longest and the newest wrong ones.
+    """Samples that a report shows: the best, the worst, the longest and the newest wrong ones.
 
     Trained samples where there are any, else held-out ones; each once.
     """

@@ -1,4 +1,4 @@
-"""The four trackers, each by its own library: what it has of a run, and how a row gets into it.
+"""The four trackers, each by its own library: reads the rows it has of a run, and writes others.
 
 `has` names the rows that are there (`Row.key`), read from the tracker when it is opened. A row goes
 in as one piece; MLflow's file store takes it value by value, so what it has is compared by value.
@@ -40,7 +40,7 @@ class About:
 
 
 def lacking(has: set[str], rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows that are not there yet, which then are."""
+    """Yield the rows that `has` lacks, and add them to it."""
     for row in rows:
         if row.key not in has:
             yield row
@@ -115,7 +115,7 @@ class TensorBoardSink:
         self._writer.add_event(event)
 
     def _text(self, tag: str, text: str) -> Any:  # noqa: ANN401
-        """As TensorBoard's text plug-in reads it."""
+        """A text, as TensorBoard's text plug-in reads it."""
         tensors = _library("tensorboard.compat.proto.tensor_pb2", "tensorboard")
         return self._summaries.Summary.Value(
             tag=tag,
@@ -136,7 +136,7 @@ class MlflowSink:
 
     def __init__(self, settings: Mapping[str, str], about: About) -> None:
         if settings["uri"].startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 asks for the wish
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 has it requested
         mlflow = _library("mlflow", "mlflow")
         self._entities = mlflow.entities
         self._client = mlflow.MlflowClient(tracking_uri=settings["uri"])
@@ -316,7 +316,7 @@ SINKS: Mapping[str, Callable[[Mapping[str, str], About], Sink]] = {
     "wandb": WandbSink,
     "trackio": TrackioSink,
 }
-"""By their names in `[track]`."""
+"""Sinks by their names in `[track]`."""
 
 
 def _table(row: Row) -> dict[str, Any]:

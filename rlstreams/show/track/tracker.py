@@ -64,8 +64,8 @@ def keep(
     """Run the command of each tracker until it ends well, again with pauses where it fails.
 
     Args:
-        commands: by tracker; what runs of them ends with this process.
-        say: told what fails.
+        commands: by tracker; their processes end with this one.
+        say: called with each failure.
         stopped: from then on the processes end, and have `CLOSE_S` for what they lack.
 
     Returns:
@@ -103,10 +103,10 @@ class _Writer:
         self._keeper = Keeper(limits)
         self._child: Child | None = None
         self._due_s = 0.0
-        self.is_given_up = False  # in the end: while others have tries left, it has too
+        self.is_given_up = False  # it is tried on, though, while others have tries left
 
     def tick(self) -> int | None:
-        """Start one when it is time; the status of one that ended now."""
+        """Start a process when it is time; return the status of one that ended now, else None."""
         if self._child is None:
             if time.monotonic() >= self._due_s:
                 # Libraries start processes of their own, in sessions of their own.

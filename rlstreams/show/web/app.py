@@ -1,4 +1,4 @@
-"""The live page's process: HTTP answers of the runs that are read, and what is new as it comes.
+"""The live page's process: answers HTTP requests about the runs that it reads, streams news.
 
 Consumes: all topics of each run, by `open_run`. Produces: nothing. Waits for: records, requests.
 Unblocked by: the roles, browsers; SIGINT and SIGTERM end it.
@@ -56,7 +56,7 @@ Page = Callable[[RunReader, Mapping[str, str], Sequence[str]], str]
 class Guard:
     """Middleware: refuses host names that are not this machine's (DNS rebinding), adds headers.
 
-    An address in numbers is nobody's name, so it cannot be rebound.
+    A numeric address is no name, so it cannot be rebound.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -78,8 +78,8 @@ class Guard:
         if self._is_ours(named):
             await self._app(scope, receive, with_headers)
         else:
-            told = f"{named!r} is no name of this machine: open this page by its address\n"
-            await PlainTextResponse(told, 421)(scope, receive, with_headers)
+            message = f"{named!r} is no name of this machine: open this page by its address\n"
+            await PlainTextResponse(message, 421)(scope, receive, with_headers)
 
     def _is_ours(self, named: str) -> bool:
         host = named.rpartition(":")[0] if named.rpartition(":")[2].isdigit() else named
@@ -193,9 +193,9 @@ class _Answers:
         return Response(self._script, media_type="text/javascript", headers=headers)
 
     def failed(self, _: Request, err: Exception) -> Response:
-        told = render("message.html", title="Not shown", message=str(err), all_runs=self._names)
+        page = render("message.html", title="Not shown", message=str(err), all_runs=self._names)
         status = {NotThereError: 404, ValueError: 400}.get(type(err), 503)
-        return HTMLResponse(told, status)
+        return HTMLResponse(page, status)
 
 
 async def _news(
@@ -216,7 +216,7 @@ async def _news(
 
 
 def server_of(readers: Mapping[str, RunReader], host: str = "127.0.0.1") -> uvicorn.Server:
-    """Runs until SIGINT, SIGTERM, or its `should_exit`."""
+    """Make the server, which runs until SIGINT, SIGTERM, or its `should_exit`."""
     app = application(readers, host, lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(

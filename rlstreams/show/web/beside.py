@@ -22,7 +22,7 @@ def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iter
     """Serve the page of the run in `folder` during the block; port None: no page.
 
     Args:
-        say: told the address.
+        say: called with the address.
 
     Raises:
         ConfigError: the port cannot be had.
@@ -47,12 +47,12 @@ def trackers(
     say: Callable[[str], None],
     say_last: Callable[[str], None],
 ) -> Iterator[None]:
-    """Write to the trackers of the run in `folder` during the block, and what is left behind it.
+    """Write to the trackers of the run in `folder` during the block, and the last rows after it.
 
     Args:
         names: of the trackers; none: nothing is started.
-        say: told which they are.
-        say_last: told when one lacks rows at the end.
+        say: called with their names.
+        say_last: called if one lacks rows at the end.
     """
     if not names:
         yield

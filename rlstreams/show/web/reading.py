@@ -37,10 +37,10 @@ class RunReader:
     """Reads one run until it is closed: the small topics first, so that curves are there at once.
 
     Args:
-        name: in addresses.
-        place: what commands call it.
-        opened: gives what has `log` and `model_path`, again after a failure. The first time in the
-            thread of the caller.
+        name: of the run in addresses.
+        place: of the run in commands.
+        opened: opens a source with `log` and `model_path`, again after a failure. The first time
+        in the thread of the caller.
 
     Raises:
         StreamsError: the log cannot be opened.
@@ -52,10 +52,10 @@ class RunReader:
         self.name, self.place = name, place
         self.fold = RunFold()
         self.problem = ""  # why nothing new comes
-        self.reading = "reading the log"  # how far it is; empty: at its end
+        self.reading = "reading the log"  # state of the reading; empty: at the log's end
         self.news = 0  # grows when there is something to see: at each step, else once a second
-        self._told: tuple[object, ...] = ()
-        self._told_s = 0.0
+        self._noted: tuple[object, ...] = ()
+        self._noted_s = 0.0
         self._opened = opened
         self._places: Places = {}
         self._stop = threading.Event()
@@ -70,8 +70,8 @@ class RunReader:
     def sample(self, name: str) -> tuple[Lineage, Session | None, Spelling]:
         """A sample's history, the session of its agent if it has one, and how tokens become text.
 
-        Read by who asks, from a log of its own: the reader goes on. Once that has read all, only
-        the offsets are read between which it saw the group.
+        The caller's thread reads it from a log of its own, and the reader goes on. Once the reader
+        has read all, only the offsets between which it saw the group are read.
 
         Raises:
             ValueError: no name of a sample.
@@ -108,7 +108,7 @@ class RunReader:
             self._stop.wait(AGAIN_S)
 
     def _read(self, log: RunLog) -> None:
-        """From the beginning, until it is to stop."""
+        """Read from the beginning, until it is to stop."""
         fold, places = RunFold(), defaultdict[bytes, dict[Partition, tuple[int, int]]](dict)
         if not self.fold.num_events:
             self.fold = fold
@@ -121,7 +121,7 @@ class RunReader:
             if isinstance(record.event, Trajectory):
                 self.texts.add(record.event)
 
-        self.reading, self._places = "reading the log", places  # until then they are not all
+        self.reading, self._places = "reading the log", places  # incomplete until then
         with ExitStack() as stack:
             feeds = [
                 Feed(log.bus, fold, there(log.bus, topics), note) for topics in (FIRST, THEN, LAST)
@@ -134,8 +134,8 @@ class RunReader:
                 self.reading = f"reading the log, {sum(left):,} records left" if sum(left) else ""
                 if not left[0]:
                     self.fold, self.problem = fold, ""
-                self._tell(self.fold)
-                # Of the larger topics the first with records left; at the end one after the other.
+                self._note_news(self.fold)
+                # Poll the first larger topic with records left; at the end one after the other.
                 due = next((n for n, num in enumerate(left) if num), len(feeds))
                 waits_s = [POLL_S if n == due or not sum(left) else 0.0 for n in range(len(feeds))]
                 polled = zip(feeds[: due + 1], waits_s, strict=False)
@@ -144,16 +144,16 @@ class RunReader:
                 if not (num or sum(left) or log.is_growing):
                     self._stop.wait(4 * POLL_S)
 
-    def _tell(self, fold: RunFold) -> None:
+    def _note_news(self, fold: RunFold) -> None:
         key = (len(fold.views.ledger.steps), self.reading == "", self.problem)
-        now, is_due = (*key, fold.num_events), time.monotonic() - self._told_s >= NEWS_S
-        if now[:-1] != self._told[:-1] or (is_due and now != self._told):
-            self._told, self._told_s = now, time.monotonic()
+        now, is_due = (*key, fold.num_events), time.monotonic() - self._noted_s >= NEWS_S
+        if now[:-1] != self._noted[:-1] or (is_due and now != self._noted):
+            self._noted, self._noted_s = now, time.monotonic()
             self.news += 1
 
 
 class _PlacedLog(RunLog):
-    """A log of which it is known between which offsets a group's records lie."""
+    """A log with the offsets between which the records of each group lie."""
 
     def __init__(self, log: BusLog, places: Places) -> None:
         self.name, self.bus, self._log, self._places = log.name, log.bus, log, places
@@ -177,4 +177,4 @@ class _PlacedLog(RunLog):
                         yield from (raw for raw in raws if raw.key == key)
 
     def close(self) -> None:
-        """Nothing: whoever opened the log closes it."""
+        """Do nothing: the block that opened the log closes it."""

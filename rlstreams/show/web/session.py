@@ -1,4 +1,4 @@
-"""A session as the page of its sample shows it: what was said first, figures beside it. Pure."""
+"""A session as the page of its sample shows it: texts first, figures beside them. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OPEN = "open"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSession:
-    """What the template prints."""
+    """A session as the template prints it."""
 
     figures: SessionFigures
     rows: list[ShownCall]
     starts: list[tuple[str, bool]]  # in words, and whether it was lost
     outcomes: list[tuple[str, str, str]]  # in words, its note; "standing", "late", "": replaced
-    sample: str  # how much of it is learnt from
+    sample: str  # the share of the session that is learnt from
 
     @property
     def is_open(self) -> bool:
@@ -39,14 +39,14 @@ class ShownSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownCall:
-    """A row that unfolds."""
+    """A call as a row that unfolds."""
 
     call: CallFigures
     level: int
     place: str  # where it stands in the sample
     line: str  # its figures
-    cut: list[tuple[str, str]]  # who said what, a line each
-    whole: list[tuple[str, str, str]]  # the same whole: who, what kind of text, the text
+    cut: list[tuple[str, str]]  # role and text, a line each
+    whole: list[tuple[str, str, str]]  # the same in full: role, kind of text, text
 
 
 def shown_session(session: Session, words: Words) -> ShownSession:

@@ -1,4 +1,4 @@
-"""Pages of the live view, one function each: what a run's fold says, as HTML."""
+"""Pages of the live view, one function each: a run's fold as HTML."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Query = Mapping[str, str]
 
 
 class NotThereError(Exception):
-    """What was asked for is not in the run; says what."""
+    """The run, group, sample or step of a request does not exist; the message names it."""
 
 
 def kills_of(reader: RunReader) -> Sequence[KillMark]:
@@ -80,8 +80,8 @@ def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
 
 
 def _newest_answers(reader: RunReader) -> list[dict[str, Any]]:
-    """Of the newest step's batch, the best and the worst; before the first step what was sampled
-    last."""
+    """Best and worst answers of the newest step's batch; before the first step the newest
+    samples."""
     steps = reader.fold.state.run.steps
     with reader.fold.lock:
         rows = of_step(reader.fold.samples, steps[-1].step) if steps else []
@@ -144,7 +144,7 @@ def group(reader: RunReader, _: Query, all_runs: Sequence[str], name: str) -> st
 
 
 def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) -> str:
-    """One sample: its tokens, what became of it, and where the log says so.
+    """One sample: its tokens, its outcome, and the records of both.
 
     Raises NotThereError: the log knows no such sample.
     """
@@ -161,7 +161,7 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
     with reader.fold.lock:
         beside = siblings(reader.fold.samples, detail.lineage.sample.group_id)
     trained = detail.lineage.trained
-    told = [
+    lines = [
         ("reward", short(rollout.reward if rollout else None)),
         *(
             (f"reward: {part}", short(v))
@@ -182,15 +182,15 @@ def sample(reader: RunReader, query: Query, all_runs: Sequence[str], name: str) 
         group=detail.lineage.sample.group_id, is_colored=is_colored,
         texts=_texts(detail, has_session=session is not None),
         session=None if session is None else shown_session(session, words_of(spelled)),
-        shown=facts.shown_tokens(detail, color), sample_facts=told,
+        shown=facts.shown_tokens(detail, color), sample_facts=lines,
         token_rows=_token_rows(detail),
         receipt=list(receipt_lines(receipt(detail.lineage))) if rollout else [],
     )  # fmt: skip
 
 
 def _texts(detail: SampleDetail, *, has_session: bool) -> list[tuple[str, str]]:
-    """What was asked, answered by whom in turn, and expected: (title, text). What an agent and its
-    model said is in the session."""
+    """Prompt, texts of each author in turn, and expected answer as (title, text). The texts of an
+    agent and its model are in the session."""
     prompt, said = detail.lineage.prompt, [] if has_session else detail.turns()
     titles = {"policy": "Answer", "environment": "Environment"}
     asked = "Task" if has_session else "Prompt"
@@ -243,7 +243,7 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
         raise NotThereError(f"the log of {reader.name} has no step {number}")
     metrics = [(name, short(value)) for name, value in sorted(point.metrics.items())]
     there = {p.step for p in fold.state.run.steps}
-    told = [
+    lines = [
         *zip(facts.STEP_HEAD, facts.step_cells(point), strict=True),
         ("epoch of its trainer", str(point.epoch)),
         ("weight hash", fact.weight_hash),
@@ -251,14 +251,14 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
     ]
     return _page(
         reader, "steps", "step.html", f"step {number} of", all_runs=all_runs, number=number,
-        step_facts=told, rows=answer_rows(rows, reader.texts.of), metrics=metrics,
+        step_facts=lines, rows=answer_rows(rows, reader.texts.of), metrics=metrics,
         before=number - 1 if number - 1 in there else 0,
         after=number + 1 if number + 1 in there else 0,
     )  # fmt: skip
 
 
 def letters(reader: RunReader, query: Query, all_runs: Sequence[str]) -> str:
-    """What was set aside, and why; with file and line where user code raised."""
+    """Dead letters with their reasons; with file and line where user code raised."""
     reason = query.get("reason", "")
     with reader.fold.lock:
         found = [x for x in reader.fold.letters if not reason or x.reason == reason]
@@ -322,7 +322,7 @@ def _whole(query: Query, name: str) -> int | None:
 
 
 def _some(found: Sequence[Any], query: Query) -> tuple[int, int, Sequence[Any]]:
-    """The page that is asked for, how many there are, and what is on it."""
+    """Number of the requested page, number of pages, and the items of that page."""
     pages = max(1, -(-len(found) // PER_PAGE))
     page = min(max(_whole(query, "page") or 1, 1), pages)
     return page, pages, found[(page - 1) * PER_PAGE : page * PER_PAGE]

@@ -1,4 +1,4 @@
-"""What a script or a notebook gives a run: a reward function, rows; as files that a run can name.
+"""Files of the reward function and the rows that a script or a notebook passes to a run.
 
 Roles and sandboxes are other processes, which read files. A name of a file holds the hash of what
 is in it, so that no start changes a file that another one uses.
@@ -41,12 +41,12 @@ class GivenFile:
 
     @classmethod
     def of(cls, folder: Path, stem: str, suffix: str, text: str) -> GivenFile:
-        """In the folder `given` of the run's."""
+        """Name a file of the folder `given`, in the run's, by the hash of its text."""
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return cls(path=folder.absolute() / "given" / f"{stem}_{digest}{suffix}", text=text)
 
     def write(self) -> None:
-        """Whole or not at all; no other user can look into the folder, as `up` has it."""
+        """Write the file whole or not at all; as with `up`, no other user can read its folders."""
         for folder in (self.path.parent.parent, self.path.parent):
             folder.mkdir(0o700, parents=True, exist_ok=True)
         write_whole(self.path, self.text.encode())

@@ -1,6 +1,6 @@
 """`rlstreams.run`: a run from a script or a notebook, by `rlstreams up` in a process of its own.
 
-`Step` and `Evaluation` are what it says while it goes on.
+It yields a `Step` for each step, with the newest `Evaluation`, while it goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Evaluation:
     """The held-out rows, as they were answered by one version of the weights."""
 
     step: int
-    """That made the version; 0: the model that the run began with."""
+    """Step that made the version; 0: the model that the run began with."""
     policy_version: int
     accuracy: float
     """Mean reward of the answers."""
@@ -53,7 +53,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
-        """Of a line that `up --json` printed."""
+        """Read a line that `up --json` printed."""
         return cls(
             step=row["step"],
             policy_version=row["policy_version"],
@@ -69,33 +69,33 @@ class Step:
 
     step: int
     step_target: int
-    """Where the run ends."""
+    """Last step of the run."""
     at: datetime
     policy_version: int
-    """That it made."""
+    """Version of the weights that the step made."""
     epoch: int
-    """Which start of the trainer made it, from 1."""
+    """Number of the trainer's start that made the step, from 1."""
     reward: float
-    """Mean over the batch."""
+    """Mean reward of the batch."""
     loss: float
     samples: int
     tokens: int
-    """Of the batch, prompts included."""
+    """Tokens of the batch, prompts included."""
     masked_segments: int
     staleness_mean: float
-    """Versions between the weights that sampled a token and those that were trained; by tokens."""
+    """Versions between the weights that sampled a token and those trained, mean over tokens."""
     staleness_max: int
     seconds: float
     tokens_per_s: float
     """Answer tokens of trained samples, mean over the last ten steps."""
     evaluation: Evaluation | None
-    """The newest one that is over."""
+    """Newest finished evaluation; None before the first."""
     metrics: Mapping[str, float]
     """All else that the trainer measured: `entropy`, `grad_norm`, `kl`, `clip_fraction`, ..."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], evaluation: Evaluation | None) -> Self:
-        """Of a line that `up --json` printed."""
+        """Read a line that `up --json` printed."""
         own = {field.name for field in fields(cls)} - {"at", "evaluation", "metrics"}
         rest = {name: value for name, value in row.items() if name not in {*own, "at", "kind"}}
         return cls(
@@ -111,7 +111,7 @@ class Step:
         return None if self.evaluation is None else self.evaluation.accuracy
 
     def __str__(self) -> str:
-        """As `up` prints it."""
+        """Write the step as a line, as `up` prints it."""
         held_out = "-" if self.held_out is None else f"{self.held_out:.3f}"
         return (
             f"step {self.step:>4}/{self.step_target}  reward {self.reward:.3f}  "
@@ -130,7 +130,7 @@ Reward = Callable[..., object] | str | Mapping[str, object]
 
 
 class RunFailedError(StreamsError):
-    """A role cannot go on, or the audit found a breach; the message is what `up` prints of it."""
+    """A role cannot go on, or the audit found a breach; the message is as `up` prints it."""
 
 
 def run(
@@ -152,7 +152,7 @@ def run(
             `reward.verifier`; or the section as a dict.
         dataset: as `data.train`, or rows: dicts with the columns that the configuration names.
         resume: go on with a run that has steps.
-        web: show the run in a browser, at this port of this machine; 0: a free one. `say` is told.
+        web: show the run in a browser, at this port of this machine; 0: a free one. `say` gets it.
         say: called with each line that `up` prints, from another thread: `print`, for example.
         overrides: sections as dicts, `trainer={"steps": 10}`, or fields by their dotted names,
             `**{"trainer.steps": 10}`. Relative paths are of the working folder.
@@ -178,7 +178,7 @@ def run(
     loaded = merged(_layers(config, trees))
     check_secrets(loaded)
     lines = toml_lines(json.loads(resolved_json(loaded.config)), loaded.origins)
-    head = "# What `rlstreams.run` was given; `rlstreams up` takes it too.\n"
+    head = "# Configuration of an `rlstreams.run`; `rlstreams up` takes it too.\n"
     files.append(GivenFile.of(folder, "run", ".toml", "\n".join([head, *lines, ""])))
     for file in files:
         file.write()
@@ -187,7 +187,7 @@ def run(
 
 
 class Run:
-    """A run on its way. To iterate gives its steps; to leave the loop, or Ctrl-C, drains it.
+    """A run in progress. Iterating yields its steps; leaving the loop, or Ctrl-C, drains it.
 
     The end of a `with` block drains it too, and so does the end of this process. A run that did
     not complete goes on with `resume=True`.
@@ -202,9 +202,9 @@ class Run:
     ) -> None:
         self.config = config
         self.folder = Path(config.folder)
-        """Of the run: for `open_run`, and for every command."""
+        """Folder of the run, for `open_run` and for every command."""
         self.evaluations: list[Evaluation] = []
-        """Those that are over, oldest first."""
+        """Finished evaluations, oldest first."""
         self.outcome = ""
         """Empty while the run goes on, then `complete`, `drained` or `failed`."""
         self._error: StreamsError | None = None
@@ -229,10 +229,10 @@ class Run:
             reader.start()
 
     def __iter__(self) -> Iterator[Step]:
-        """Steps as they come.
+        """Yield steps as they are made.
 
         Raises:
-            StreamsError: what `up` would have said: a `ConfigError` of a start that is refused, a
+            StreamsError: the error of `up`: a `ConfigError` of a start that is refused, a
                 `RunFailedError` of a role that cannot go on, a `BrokerError`.
         """
         try:
@@ -245,7 +245,7 @@ class Run:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with suppress(*(() if kind is None else (StreamsError,))):  # the first error is told
+        with suppress(*(() if kind is None else (StreamsError,))):  # the first error is raised
             self.close()
 
     def close(self) -> None:
@@ -343,7 +343,7 @@ def _layers(
 
 
 def _section(name: str, layers: Sequence[Layer]) -> dict[str, Any]:
-    """What the layers say of one section, the last one of each field."""
+    """Return the fields of one section; of several layers that set a field, the last one counts."""
     values = {key: value for layer in layers for key, value in layer.values.items()}
     return {key[len(name) + 1 :]: v for key, v in values.items() if key.startswith(f"{name}.")}
 

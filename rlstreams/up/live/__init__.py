@@ -1,1 +1,1 @@
-"""What a run looks like in a terminal."""
+"""The live view of a run in a terminal."""

@@ -24,7 +24,7 @@ class Figures:
         self._evaluated: set[int] = set()  # versions
 
     def skip_to(self, views: ViewState) -> None:
-        """Tell of what comes after this only."""
+        """Leave out the steps and evaluations that `views` has."""
         self._step = views.run.step
         self._evaluated = {point.policy_version for point in views.evaluation.curve}
 
@@ -55,11 +55,11 @@ class Figures:
             self._evaluated |= {point.policy_version for point in new}
 
     def end(self, outcome: str, problem: str = "", error: str = "") -> None:
-        """The last line.
+        """Write the last line.
 
         Args:
-            problem: what a person is told of why it went wrong; empty: it did not.
-            error: name of the exception that says so.
+            problem: why the run failed, for people; empty: it did not.
+            error: class name of the exception that reports `problem`; empty: none does.
         """
         said = {"kind": END, "outcome": outcome, "problem": problem, "error": error}
         self._file.write(f"{plain_json(said)}\n")

@@ -85,7 +85,7 @@ _ROLE_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 
 
 def header(given: LiveInput) -> RenderableType:
-    """Two lines: what, how far, how good, how long yet; and a bar."""
+    """A line with the run's name, state, step, accuracy and time left; and a progress bar."""
     run, target = given.views.run, given.target
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis")
@@ -254,7 +254,7 @@ def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
 
 
 def footer(given: LiveInput) -> RenderableType:
-    """The newest thing that happened, or the pace of the last steps; and how to end it.
+    """The newest message, or the pace of the last steps; and the key that drains the run.
 
     Dead letters, if there are any, stand above.
     """

@@ -1,7 +1,7 @@
-"""What a run looks like in a terminal: one screen that is drawn again, or plain lines.
+"""The live view of a run in a terminal: one screen that is redrawn, or plain lines.
 
-`LiveView` is told everything (`LiveInput`): frozen view states, processes. It reads no clock.
-What is drawn is not in the log file of `up`, which has every line.
+`LiveView` gets all that it shows as `LiveInput`: frozen view states, processes. It reads no clock.
+The log file of `up` has every line, but not the drawn screen.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Output:
         return getattr(self.reader, name)
 
     def write(self, text: str) -> int:
-        """Into the log file, and to the reader.
+        """Write into the log file, and to the reader.
 
-        Raises OSError: the reader is gone. A full disk loses the line for whoever is on that disk.
+        Raises OSError: the reader is gone. A full disk loses the line for the stream on that disk.
         """
         self.note(text)
         try:
@@ -83,7 +83,7 @@ class Output:
         return len(text)
 
     def note(self, text: str) -> None:
-        """Into the log file alone."""
+        """Write into the log file alone."""
         with suppress(OSError):
             self._log.parent.mkdir(exist_ok=True)
             fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -157,25 +157,25 @@ class PlainLines:
     def __init__(self) -> None:
         self._step = 0
         self._message = ""
-        self._warned: set[str] = set()  # what is wrong since the last step
+        self._warned: set[str] = set()  # warnings since the last step
         self._quiet_since_s = 0.0  # of the run's own clock
-        self._is_start_told = False  # how good the model was before training
+        self._is_start_shown = False  # its line: the accuracy before training
 
     def skip_to(self, views: ViewState) -> None:
-        """Tell of what comes after this only: a run that goes on has told of the rest."""
+        """Leave out the steps that `views` has: an earlier start of the run printed them."""
         self._step = views.run.step
-        self._is_start_told = views.evaluation.first is not None
+        self._is_start_shown = views.evaluation.first is not None
 
     def new(self, given: LiveInput) -> Iterator[str]:
-        """What happened since the last call; at least what is waited for, every `QUIET_S`."""
+        """Yield the news since the last call; after `QUIET_S` without any, what is waited for."""
         lines = [*self._news(given), *self._steps(given)]
         if lines:
             self._quiet_since_s = given.elapsed_s
         elif given.elapsed_s - self._quiet_since_s >= QUIET_S:
             quiet_s, self._quiet_since_s = given.elapsed_s - self._quiet_since_s, given.elapsed_s
             step = f"step {given.views.run.step}/{given.target or '?'}"
-            told = waits(given) or "all processes work"
-            lines.append(f"[{clock(given.elapsed_s)}] {step}, {quiet_s:.0f} s without news: {told}")
+            wait = waits(given) or "all processes work"
+            lines.append(f"[{clock(given.elapsed_s)}] {step}, {quiet_s:.0f} s without news: {wait}")
         yield from lines
 
     def _news(self, given: LiveInput) -> Iterator[str]:
@@ -183,8 +183,8 @@ class PlainLines:
             self._message = given.message
             yield f"[{clock(given.elapsed_s)}] {given.message}"
         first = given.views.evaluation.first
-        if first is not None and not self._is_start_told:
-            self._is_start_told = True
+        if first is not None and not self._is_start_shown:
+            self._is_start_shown = True
             # Steps may have been quicker than its last answer.
             if first.policy_version == given.views.run.first_version:
                 measure = given.views.evaluation.measure
@@ -261,7 +261,7 @@ class LiveView:
             self._console.print(Text(line), soft_wrap=True)
 
     def skip_to(self, views: ViewState) -> None:
-        """Where a run that goes on begins; a screen shows its whole curve all the same."""
+        """Print no lines of steps that `views` has; a screen shows the whole curve all the same."""
         self._lines.skip_to(views)
 
     def update(self, given: LiveInput) -> None:

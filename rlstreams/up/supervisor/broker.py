@@ -33,7 +33,7 @@ class BrokerKeeper:
 
     A start that fails counts as a failure, as does a broker that ends by itself soon; one that is
     killed while it serves does not. They are in a row as long as nothing came of it in between
-    (`made_headway`). The thread tells nobody: `tick` does, in the thread of whoever owns `say`.
+    (`made_headway`). The thread prints nothing: `tick` does, in the thread that owns `say`.
 
     Args:
         room_s: how long room on a full disk is waited for; 0: for ever.
@@ -79,14 +79,14 @@ class BrokerKeeper:
             self._thread.join(AGAIN_S)
 
     def kill(self) -> bool:
-        """SIGKILL, by somebody's wish, also to one that starts; False if none runs."""
+        """Send SIGKILL to the broker, also to one that starts; False if none runs."""
         with self._lock:
             is_sent = self._send(SIGKILL)
             self._was_killed_by_us = self._was_killed_by_us or is_sent
             return is_sent
 
     def restart(self, why: str) -> None:
-        """Have it stopped cleanly and started again, in the keeper's thread."""
+        """Have the broker stopped cleanly and started again, in the keeper's thread."""
         self._why_restart = why
 
     def signal(self, number: Signals) -> bool:
@@ -139,7 +139,7 @@ class BrokerKeeper:
                 return
 
     def _stop(self, why: str) -> None:
-        """For a new one; a clean stop, after which all groups are loaded anew."""
+        """Stop the broker cleanly; the next one loads all groups anew."""
         self._why_restart = ""
         self._news.append(f"restarting the broker once: {why}")
         with self._lock:
@@ -152,8 +152,8 @@ class BrokerKeeper:
         self.is_away = True
         lived_s = died_s - self.started_s
         if self._ended_by_itself():
-            told = f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}"
-            delay_s = self._ended(Ended.FAILED, told, lived_s)
+            why = f"it ended after {lived_s:.0f} s:\n{self._broker.log_tail()}"
+            delay_s = self._ended(Ended.FAILED, why, lived_s)
         else:
             delay_s = self._ended(Ended.EXCUSED, "", lived_s)
         self._news.append("the broker died; starting it again")
@@ -176,7 +176,7 @@ class BrokerKeeper:
             return
 
     def _was_killed(self) -> bool:
-        """Whether we did, since this was asked last."""
+        """Whether we killed it since the last call."""
         with self._lock:
             by_us, self._was_killed_by_us = self._was_killed_by_us, False
         return by_us
@@ -187,8 +187,8 @@ class BrokerKeeper:
         return not by_us and status is not None and 0 <= status <= SIGNALLED
 
     def _ended(self, how: Ended, why: str, lived_s: float = 0.0) -> float:
-        """Note an end, or a start that failed; the pause before the next start. A full disk is none
-        of the broker's failures.
+        """Note an end, or a start that failed, and return the pause before the next start, seconds.
+        A full disk is not counted as a failure of the broker.
 
         Raises BrokerError: it was one too many, or the disk has been full for too long.
         """

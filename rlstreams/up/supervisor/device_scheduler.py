@@ -29,7 +29,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
 from rlstreams.workers.loop.lease import lock_file
 
-IDLE_S = 2.0  # a holder that says so long that it waits has nothing to do
+IDLE_S = 2.0  # a holder that reports for so long that it waits has nothing to do
 AGAIN_S = 10.0  # before a role that had nothing to do is granted a lease for the same samples
 SERVER_S = 30.0  # for a model server to sleep or to end, once the lease is over
 READ_BACK_S = 10.0  # for an event of ours to be read; then it is decided again from the log
@@ -47,10 +47,10 @@ class DeviceScheduler(Closing):
         self._written: dict[str, tuple[int, str, float]] = {}  # by device: lease, state, when
         self._idle: dict[str, tuple[int, int, float]] = {}  # by role: samples, version, when
         self._killed: set[str] = set()  # instances
-        self._since_s: dict[str, float] = {}  # that it is waited for, by process id
+        self._since_s: dict[str, float] = {}  # when the wait for a process began, by process id
 
     def tick(self, *, is_draining: bool = False) -> None:
-        """Advance every device by at most one event; who was replaced leaves at once."""
+        """Advance every device by at most one event; kill a replaced worker that shares one."""
         for child in self._fleet.replaced:
             role = child.spec.worker.rpartition("-")[0]
             if (device := self._config.shared_device(role)) is not None:
@@ -147,7 +147,7 @@ class DeviceScheduler(Closing):
         )
 
     def _demands(self, device: Device, lease: Lease, *, is_draining: bool) -> dict[str, Demand]:
-        """Of every role of the device that has a process; nothing while the run is paused."""
+        """Demand of each role of the device that has a process; none while the run is paused."""
         if self._watcher.control == PAUSED and not is_draining:
             return {}
         waiting, trainer = self._watcher.waiting, self._config.trainer
@@ -174,16 +174,16 @@ class DeviceScheduler(Closing):
                     has_work = not self._is_idle(lease) if holds else demand.is_any
                     is_busy |= role != "trainer" and has_work
         if not is_busy and "trainer" in found and not found["trainer"].is_any:
-            found["trainer"] = Demand(samples=1)  # what is counted may be too little: it knows
+            found["trainer"] = Demand(samples=1)  # the count may be too low: the trainer finds out
         return found
 
     def _is_idle(self, lease: Lease) -> bool:
-        """Whether its holder has had nothing to do for a while."""
+        """Whether the holder of the lease has had nothing to do for a while."""
         idle_s = self._watcher.workers.idle_s(lease.instance, lease.held_ms)
         return lease.state == HELD and idle_s >= IDLE_S
 
     def _was_idle(self, role: str, samples: int) -> bool:
-        """Whether it had nothing to do when as much waited for it, a moment ago."""
+        """Whether `role` had nothing to do a moment ago, when as many samples waited for it."""
         known = self._idle.get(role)
         if known is None or time.monotonic() - known[2] > AGAIN_S:
             return False
@@ -227,14 +227,14 @@ class DeviceScheduler(Closing):
             )
 
     def _kill(self, child: WorkerChild, why: str) -> None:
-        """Once; its end is seen as any other."""
+        """Kill a worker, once; its end is reaped as any other."""
         if child.spec.instance not in self._killed:
             self._killed.add(child.spec.instance)
             self._watcher.say(f"{why}: it is killed")
             child.signal(signal.SIGKILL)
 
     def _write(self, event: DeviceLease) -> None:
-        """One that could not be written, or whose outcome is not known, is decided anew."""
+        """Write a change of a lease; it is decided anew if its commit fails or may have failed."""
         self._written[event.device] = (event.turn, event.state, time.monotonic())
         try:
             self._producer = self._producer or self._bus.producer("up.lease")

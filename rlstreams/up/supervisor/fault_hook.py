@@ -1,4 +1,4 @@
-"""What `up` is asked, how the run ended, and its interface to fault injection."""
+"""Options of `up`, the outcome of its run, and its interface to fault injection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlstreams.workers.config.run import RunConfig
 
 
 class Outcome(StrEnum):
-    """How a run ended."""
+    """Outcome of a run."""
 
     COMPLETE = "complete"  # the target is reached and the last version evaluated
     DRAINED = "drained"  # stopped before; resumable
@@ -27,10 +27,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What the command line asks of `up`."""
+    """Options of `up`, from the command line."""
 
     config: RunConfig
-    command: str  # what starts it, from `up` on, as typed: for commands to try
+    command: str  # arguments that start it, from `up` on, as typed: for commands to try
     is_resumed: bool
     is_live: bool
     steps_typed: int = 0  # by --steps, which is not in `command`; 0: the configured ones
@@ -39,7 +39,7 @@ class UpOptions:
 
     @property
     def resume(self) -> str:
-        """What continues this run as far as it was asked for."""
+        """Command that continues this run, up to the steps that were typed."""
         return f"{self.command} --resume" + f" --steps {self.steps_typed}" * bool(self.steps_typed)
 
 
@@ -59,7 +59,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTargets:
-    """What can be broken, and who watches it."""
+    """Processes that a fault can hit, and the watcher of the run."""
 
     fleet: Fleet
     broker: BrokerKeeper | None  # None: it is not ours
@@ -70,14 +70,14 @@ class FaultHook(Protocol):
     """Breaks a run; `up` calls it and knows nothing of how."""
 
     def enter(self, targets: FaultTargets) -> None:
-        """Before the first worker is started."""
+        """Begin, before the first worker is started."""
 
     def tick(self, *, is_running: bool) -> None:
-        """Often, and never waiting. Once `is_running` is False nothing more may be broken, and
-        what sleeps must be woken."""
+        """Break what is due; called often, never waits. Once `is_running` is False it breaks
+        nothing more, and wakes each process that sleeps."""
 
     def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
-        """After the last line of `up`, while the broker still runs; the final exit status.
+        """Return the final exit status; called after the last line of `up`, with a live broker.
 
         Args:
             status: 0 if the run is complete and its audit found nothing.

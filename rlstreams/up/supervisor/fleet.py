@@ -21,11 +21,11 @@ from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 
-# Who is drained first: nobody waits for work of somebody who has left.
+# Roles in the order in which they drain: no role waits for work of one that has left.
 DRAIN_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
-LOGS = "logs"  # folder of theirs, in that of the run
-RECENT = 16  # ends of a worker that its next process is told of
-LOWER = {  # what a role's memory grows with
+LOGS = "logs"  # folder of the workers' logs, in the run's folder
+RECENT = 16  # reaped instances of a worker that its next process is given
+LOWER = {  # advice by role: the field that its memory grows with
     "trainer": "lower trainer.micro_batch_tokens, or give it more memory",
     "logprob": "lower logprob.micro_batch_tokens, or give it more memory",
     "rollout": "lower rollout.slots, or give it more memory",
@@ -45,7 +45,7 @@ class Worker:
         self.policy = RestartPolicy(self.name, f"{role}.{ordinal}", room_s)
         self.child: WorkerChild | None = None
         self.restart_at_s: float | None = None
-        self.is_awaited = False  # its restart was told, its new process works not yet
+        self.is_awaited = False  # its restart was announced, its new process does not work yet
         self.num_starts = 0
         self.reaped: list[str] = []  # instances that we saw end without a rival, newest last
         self.excuse = ""  # why the end of the present process will be no failure of its own
@@ -125,7 +125,7 @@ class Fleet:
                 self.exits.append(replace(end, was_replaced=True))
         for worker in tuple(self.workers):
             self._reap(worker, now_s)
-            self._tell_start(worker)
+            self._announce_start(worker)
             if worker.leaves_by_s is not None and worker.child and now_s >= worker.leaves_by_s:
                 worker.leaves_by_s = math.inf
                 self._say(f"{worker.name} did not drain in time: killed")
@@ -165,10 +165,10 @@ class Fleet:
         )
 
     def kill(self, worker: Worker, crash_at: str = "") -> bool:
-        """SIGKILL, by somebody's wish; False if no process is there to kill.
+        """Send SIGKILL, as asked; False if no process is there to kill.
 
         Args:
-            crash_at: where its successor is to die; see `streams.log.crash_points.arm_from`.
+            crash_at: crash point of its successor; see `streams.log.crash_points.arm_from`.
         """
         if worker.child is None or worker.child.poll() is not None:
             return False
@@ -179,7 +179,7 @@ class Fleet:
         return True
 
     def sleep(self, worker: Worker) -> WorkerChild | None:
-        """SIGSTOP; None if no process is there. Whoever asks for it sends SIGCONT."""
+        """Send SIGSTOP and return the process; None if there is none. The caller sends SIGCONT."""
         if worker.child is None or worker.child.poll() is not None:
             return None
         worker.excuse = "was suspended and resumed as planned"
@@ -204,7 +204,7 @@ class Fleet:
         return next((c for c in children if c is not None and c.spec.instance == instance), None)
 
     def excuse_all(self, why: str) -> None:
-        """What all processes depend on is about to be struck."""
+        """Excuse the end of every present process: a fault is about to hit what all depend on."""
         for worker in self.workers:
             if worker.child is not None:
                 worker.excuse = worker.excuse or why
@@ -218,7 +218,7 @@ class Fleet:
                 worker.child.signal(number)
 
     def give_up(self, reason: str) -> None:
-        """Every worker works, and yet the run cannot go on."""
+        """Note that the run cannot go on, although every worker works."""
         self.failure = self.failure or Failure(worker="", reason=reason, last_lines=())
 
     def is_gone(self, role: str) -> bool:
@@ -226,7 +226,7 @@ class Fleet:
         return not any(worker.is_alive for worker in self.of(role))
 
     def saving(self, role: str) -> Sequence[str]:
-        """The workers of `role` that write a checkpoint, as they said last."""
+        """The workers of `role` that write a checkpoint, by their last reports."""
         return [
             worker.name
             for worker in self.of(role)
@@ -252,8 +252,8 @@ class Fleet:
             config=self._config,
             log=worker.log,
             instance=uuid.uuid4().hex,
-            # Only of an owner that we saw end do we know that it is dead; who that is by the time
-            # that the process claims the run, it reads from the log.
+            # An owner is known to be dead only if we saw it end. The process reads from the log
+            # which instance owns the run at the time of its claim.
             reaped=tuple(worker.reaped[-RECENT:]),
             claims_after=self._claims_after,
             server_urls=self._server_urls,
@@ -275,7 +275,7 @@ class Fleet:
             worker.excuse = f"died at {died_at} as asked"
             self.num_killed += 1
         if self.is_draining and status == -signal.SIGTERM:
-            worker.excuse = worker.excuse or "was told to end before it could listen"
+            worker.excuse = worker.excuse or "was asked to end before it could listen"
         end = replace(self._exited(child, status, now_s, worker.excuse), died_at=died_at)
         self.exits.append(end)
         if worker.leaves_by_s is not None:
@@ -290,12 +290,12 @@ class Fleet:
             )
             self._follow(worker, decision, end)
         elif status > 0:
-            told = end.cause or "no error"
-            self._say(f"{worker.name} {described(status)} while it drained: {told}")
+            cause = end.cause or "no error"
+            self._say(f"{worker.name} {described(status)} while it drained: {cause}")
 
     def _exited(self, child: WorkerChild, status: int, now_s: float, excuse: str) -> Exited:
         spec, cause = child.spec, ""
-        if status != Exit.DONE and not excuse:  # else what it last complained about was not why
+        if status != Exit.DONE and not excuse:  # otherwise its last error was not the cause
             cause = child.last_error()
         is_disk_full = is_about_room(cause)
         # Its error may have had no room either.
@@ -318,8 +318,8 @@ class Fleet:
             is_out_of_memory=is_out_of_memory,
         )
 
-    def _tell_start(self, worker: Worker) -> None:
-        """That a process started again works, where its end was told."""
+    def _announce_start(self, worker: Worker) -> None:
+        """Say that a restarted process works, where its restart was announced."""
         child = worker.child
         if worker.is_awaited and child and self._progress.has_started(child.spec.instance):
             worker.is_awaited = False

@@ -8,7 +8,7 @@ from rlstreams.streams.views.folds import Folds
 
 
 class Progress:
-    """How far the log says that each process has come.
+    """Progress of each process, by the log.
 
     A trainer's work is steps: it claims, redoes, saves and drops groups in every life.
     """
@@ -25,11 +25,11 @@ class Progress:
 
     @property
     def num_events(self) -> int:
-        """Of work: samples, scores and steps."""
+        """Number of samples, scores and steps."""
         return self._num_steps + self._workers.num_results
 
     def committed(self, instance: str) -> bool:
-        """Whether this process has."""
+        """Whether this process has committed work."""
         return instance in self._trainers or self._workers.has_worked(instance)
 
     def has_started(self, instance: str) -> bool:
@@ -43,7 +43,7 @@ class Progress:
         return life is not None and life.state == "saving"
 
     def owns_run(self, instance: str) -> bool:
-        """Whether the newest trainer's claim is its."""
+        """Whether the newest claim is of this process."""
         claim = self._ledger.claim
         return claim is not None and claim.instance == instance
 

@@ -1,4 +1,4 @@
-"""What to do about a worker that ended: pure.
+"""The decision to restart a worker that ended, or to stop the run. Pure.
 
 Statuses are those of `workers.loop.runtime.Exit`, as infra/docs/operating.md explains them to any
 supervisor; a negative one is the signal that killed the process.
@@ -19,14 +19,14 @@ FENCED_PAUSE_S = 3.0
 FENCED_WINDOW_S = 600.0
 QUICK_LIMIT = 3
 OWNER_S = 60.0  # for a trainer of an `up` that was killed to drain
-# What the kernel sends a process for its own mistake; any other signal comes from somebody else.
+# Signals that the kernel sends a process for its own mistake; all others come from outside.
 _OWN_MISTAKES = {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS,
 }  # fmt: skip
 
 
 class Action(StrEnum):
-    """What the supervisor does with the worker."""
+    """Action of the supervisor after a worker ended."""
 
     DONE = "done"
     RESTART = "restart"
@@ -43,7 +43,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A process that was seen to end, and what is known of it."""
+    """A process that was seen to end: its status, its uptime, its work, the cause."""
 
     worker: str
     instance: str
@@ -61,10 +61,10 @@ class Exited:
 
 
 class RestartPolicy:
-    """What a worker's exit statuses mean; its failures in a row are a `Keeper`'s.
+    """Decides by a worker's exit status; a `Keeper` counts its failures in a row.
 
-    Headway is something committed since its start. Who was killed, or crashed once it had
-    started, did not fail: the limit on a run without a step is for those.
+    Headway is a commit since its start. A worker that was killed, or crashed once it had
+    started, did not fail: the limit on a run without a step is for such workers.
 
     Args:
         room_s: how long room on a full disk is waited for; 0: for ever.
@@ -81,14 +81,14 @@ class RestartPolicy:
     def after(
         self, end: Exited, *, may_leave: bool = True, is_owner_gone: bool = False
     ) -> Decision:
-        """Decide.
+        """Decide what follows the end of a process.
 
         Args:
-            may_leave: whether a good end is in order; else somebody sent a SIGTERM from outside.
+            may_leave: whether exit 0 is expected; if not, a SIGTERM came from outside.
             is_owner_gone: a trainer gave way to an owner that we have reaped since.
         """
         status, how = end.status, f"{self._worker} {described(end.status)}"
-        # Of every end, whatever is done about it: work that it did ends a row of failures.
+        # The keeper counts every end, whatever is decided: committed work ends a row of failures.
         verdict = self._keeper.ended(_ended(end), end.seen_s, has_headway=end.committed)
         if (status == Exit.DONE and not may_leave) or (
             status == Exit.OWNER_ALIVE and is_owner_gone
@@ -121,7 +121,7 @@ class RestartPolicy:
         return Decision(Action.STOP, how + why)
 
     def _owned(self, how: str, now_s: float) -> Decision:
-        """The owner may be of an `up` that was killed: it drains, and is gone in a while."""
+        """Wait for an owner that may be of a killed `up`: it drains, and is gone in a while."""
         self._owned_since_s = self._owned_since_s or now_s
         if now_s - self._owned_since_s >= OWNER_S:
             return Decision(Action.STOP, how)
@@ -143,7 +143,7 @@ def _ended(end: Exited) -> Ended:
         return Ended.EXCUSED
     if end.is_disk_full:
         return Ended.NO_ROOM
-    # Of what it needs it will need as much again: unlike any other kill, this is its own failure.
+    # It will need as much memory again: unlike any other kill, this one is its own failure.
     is_own = end.status > 0 or end.is_out_of_memory
     is_own |= not end.has_started and -end.status in _OWN_MISTAKES
     return Ended.FAILED if is_own else Ended.KILLED

@@ -27,7 +27,7 @@ from rlstreams.workers.config.operation import Kill
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import DRAINING
 
-SAY_S = 5.0  # a wait for a checkpoint that takes longer is told
+SAY_S = 5.0  # a wait for a checkpoint that takes longer is announced
 
 
 class Drain:
@@ -48,7 +48,7 @@ class Drain:
         self._left = list(DRAIN_ORDER)
         self._deadline_s: float | None = None
         self._saving_since_s: float | None = None  # as far as this drain has seen it
-        self._is_save_told = False
+        self._is_save_announced = False
         fleet.is_draining = True
 
     @property
@@ -72,7 +72,7 @@ class Drain:
             self._deadline_s = self._saving_since_s = None
 
     def _await_checkpoint(self, role: str, now_s: float) -> None:
-        """Follow whether a checkpoint is written; behind its end there is the time for an exit."""
+        """Follow whether a checkpoint is written; after its end the role has `GRACE_S` to exit."""
         saving = self._fleet.saving(role)
         if not saving:
             if self._saving_since_s is not None and self._deadline_s is not None:
@@ -81,8 +81,8 @@ class Drain:
             return
         if self._saving_since_s is None:
             self._saving_since_s = now_s
-        if not self._is_save_told and now_s - self._saving_since_s >= SAY_S:
-            self._is_save_told = True
+        if not self._is_save_announced and now_s - self._saving_since_s >= SAY_S:
+            self._is_save_announced = True
             self._say(
                 f"{', '.join(saving)} writes a checkpoint: the drain waits for it, at most "
                 f"{self._save_s:g} s; a second Ctrl-C kills"
@@ -152,7 +152,7 @@ class Supervisor:
         self._finish_until_s: float | None = None  # while the last evaluation goes on
         self._num_evaluated = 0
         self._cured = -1  # the step at which the broker was restarted
-        self._say_saving_s = math.inf  # when it is told that the trainer is waited for
+        self._say_saving_s = math.inf  # when to say that the run waits for its trainer
         self.outcome = Outcome.DRAINED
 
     def run(self) -> Outcome:
@@ -163,7 +163,7 @@ class Supervisor:
         self._fleet.start()
         self._watcher.phase = "running"
         while self._drain is None or not self._drain.is_over:
-            if not self._is_there():  # before what is made there again would look like it
+            if not self._is_there():  # looked at before a part of the run could make it again
                 raise FolderGoneError(Path(self._config.folder))
             self._poll()
             self._fleet.tick()
@@ -176,7 +176,7 @@ class Supervisor:
         return self.outcome
 
     def _poll(self) -> None:
-        """What is new in the topics, and of the broker.
+        """Read new records, and look after the broker.
 
         Raises StreamsError: the broker is gone for good; while it is only away, nothing is new.
         """
@@ -186,7 +186,7 @@ class Supervisor:
             return
         keeper.tick()
         self._watcher.is_broker_away = keeper.is_away
-        if keeper.is_away:  # whoever is in a commit, or starts without it, may end
+        if keeper.is_away:  # a worker that commits or starts meanwhile may end
             self._fleet.excuse_all("ended while the broker was away")
         before = self._watcher.progress.num_events
         try:
@@ -225,7 +225,7 @@ class Supervisor:
             self._kill_for_show()
 
     def _cure(self) -> bool:
-        """Restart the broker, once a step, where a stage gets nothing of what lies there for it:
+        """Restart the broker, once a step, where a stage gets none of the records that wait for it:
         after a kill a group may have lost its coordinator, or keep dead members (decision 0013)."""
         stall, step = self._watcher.stall, self._watcher.step
         if self._broker is None or not stall.problem or not stall.is_unfed or step == self._cured:
@@ -236,10 +236,10 @@ class Supervisor:
         return True
 
     def _await_trainer(self) -> None:
-        """After its last step: the other roles may end, and nobody waits for them."""
+        """After the last step enter the phase `saving`: the other roles may end now."""
         if not self._watcher.progress.at_target:
             return
-        # Of the claim of a trainer before ours, which a resumed run may go beyond, nothing follows.
+        # The target of a claim before ours says nothing: a resumed run may go beyond it.
         processes = [worker.child for worker in self._fleet.of("trainer") if worker.child]
         is_ours = any(self._watcher.progress.owns_run(child.spec.instance) for child in processes)
         now_s = time.monotonic()
@@ -248,8 +248,8 @@ class Supervisor:
             self._say_saving_s = now_s + SAY_S
         elif now_s >= self._say_saving_s:
             self._say_saving_s = math.inf
-            told = self._watcher.stall.told("trainer")
-            self._watcher.say(f"all steps are done, the run waits for its trainer: {told}")
+            reports = self._watcher.stall.last_reports("trainer")
+            self._watcher.say(f"all steps are done, the run waits for its trainer: {reports}")
 
     def _finish(self) -> None:
         """The trainer is done: wait for the last evaluation, as long as it goes on."""
@@ -275,7 +275,7 @@ class Supervisor:
             version = self._watcher.ledger.policy_version
             self._begin_drain(
                 f"the evaluation of version {version} has made no progress for "
-                f"{waited_s:g} s: " + self._watcher.stall.told("rollout")
+                f"{waited_s:g} s: " + self._watcher.stall.last_reports("rollout")
             )
 
     def _begin_drain(self, why: str) -> None:

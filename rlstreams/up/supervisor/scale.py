@@ -1,6 +1,7 @@
-"""How many workers of a role a live run has: `control` says it, and the fleet follows.
+"""Scaling of a live run: `control` asks for a number of workers of a role, the fleet follows.
 
-Partitions are the group's to share out: who is added takes some over, who leaves hands its own on.
+The consumer group deals the partitions: an added worker takes some over, one that leaves hands its
+own on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rlstreams.workers.config.run import RunConfig
 
 
 def partitions_of(bus: Bus) -> dict[str, int]:
-    """Of the topics that workers share out, by topic."""
+    """Numbers of partitions of the topics that workers share, by topic."""
     return {topic.name: bus.partitions(topic.name) for topic in SHARED.values()}
 
 
@@ -48,7 +49,7 @@ def problem(config: RunConfig, role: str, number: int, partitions: Mapping[str, 
 
 
 class Scale:
-    """Has the fleet follow what was asked for. `tick` often; it never waits.
+    """Has the fleet follow the numbers that were asked for. `tick` often; it never waits.
 
     Args:
         is_taken: whether a worker of this name is there, ours or not.
@@ -68,10 +69,10 @@ class Scale:
         self._partitions = partitions_of(bus)
         self._is_taken = is_taken
         self._say = say
-        self._done: dict[str, int] = {}  # what was asked for, by role, and is decided
+        self._done: dict[str, int] = {}  # by role, the number asked for that is decided
 
     def tick(self, wanted: Mapping[str, int]) -> None:
-        """Begin what is newly asked for."""
+        """Follow the numbers that are new."""
         for role, number in wanted.items():
             if self._done.get(role) != number:
                 self._done[role] = number
@@ -94,5 +95,5 @@ class Scale:
             for _ in range(number - len(staying))
         ]
         lists = {"comes": added, "leaves": [worker.name for worker in gone]}
-        told = [f"{does} {', '.join(names)}" for does, names in lists.items() if names]
-        self._say(f"{role} is scaled to {number}: {'; '.join(told) or 'as it is'}")
+        changed = [f"{does} {', '.join(names)}" for does, names in lists.items() if names]
+        self._say(f"{role} is scaled to {number}: {'; '.join(changed) or 'as it is'}")

@@ -24,7 +24,7 @@ LIGHT_ROLES = frozenset({"prompts", "server"})  # import no torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """Which worker to start."""
+    """A worker to start, and its options."""
 
     role: str
     ordinal: int
@@ -43,7 +43,7 @@ class WorkerSpec:
 
     @property
     def command(self) -> list[str]:
-        """What starts it, in a child that drains when `up` is gone."""
+        """Command that starts it, as a child that drains when `up` is gone."""
         words = ["-m", "rlstreams", "worker", self.role, str(self.config)]
         words += ["--ordinal", str(self.ordinal), "--instance", self.instance, "--owner", "up"]
         words += ["--claims-after", str(self.claims_after)]
@@ -92,13 +92,13 @@ class ForkSpawner:
 
 
 def make_spawner() -> Spawner:
-    """Forking where the platform can."""
+    """Make a spawner: one that forks, where the platform can."""
     context = fork_context()
     return PlainSpawner() if context is None else ForkSpawner(context)
 
 
 def _work(command: Sequence[str]) -> int:
-    """Be `python -m rlstreams worker ...`, in a fork; its exit status."""
+    """Run `python -m rlstreams worker ...` in this fork; return its exit status."""
     if getattr(sys.modules.get(PRELOAD), "BEGAN_CUDA", False):
         os.execv(command[0], list(command))
     _, _, module, *sys.argv[1:] = command

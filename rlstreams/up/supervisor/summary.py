@@ -32,7 +32,7 @@ _RESUMABLE = {
 
 
 def audited(bus: Bus) -> AuditReport | None:
-    """The audit; None, and told why, where a replay wrote the steps."""
+    """Audit the run; None, with the reason printed, where a replay wrote the steps."""
     try:
         return audit(bus)
     except ReplayedError as err:
@@ -47,9 +47,9 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     folder = Path(ended.options.config.folder)
     try:
         _report(ended, log, folder)
-        told = [f"report: {folder / PAGE_FILE}"]
+        report_line = [f"report: {folder / PAGE_FILE}"]
     except OSError as err:  # a full disk ends no summary
-        told = [f"report: not written, {err}"]
+        report_line = [f"report: not written, {err}"]
     show(
         *failure_lines(ended.failure),
         *accuracy_lines(state.evaluation),
@@ -58,7 +58,7 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
         *redone_lines(state.run.redone),
         *breaches,
         f"run {ended.options.config.run.id}: {ended.outcome}{_RESUMABLE[ended.outcome]}",
-        *told,
+        *report_line,
         f"logs:   {folder / LOGS}",
         *model_lines(ended.options.config.folder, ended.step),
         "try next:",
@@ -86,7 +86,7 @@ def _report(ended: Ended, log: RunLog, folder: Path) -> None:
 
 
 def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
-    """What was learned; empty without an evaluation."""
+    """Held-out accuracy of the first and last version; empty without an evaluation."""
     first, last = evaluation.first, evaluation.last
     if first is None or last is None:
         return ()
@@ -104,7 +104,7 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
 
 
 def cost_lines(state: ViewState) -> Sequence[str]:
-    """What time and tokens went into, in a line; empty before the first step."""
+    """Cost of the run in time and tokens, in a line; empty before the first step."""
     if not state.run.steps:
         return ()
     return ("; ".join(f"{figure.value} {figure.name}" for figure in of_cost(state)),)
@@ -127,7 +127,7 @@ def show(*lines: str) -> None:
 
 
 def next_commands(ended: Ended) -> Sequence[str]:
-    """What continues the run, what proves it, and what says why it may have failed."""
+    """Commands that continue the run, show it, prove it, and say why it may have failed."""
     program, options = program_name(), ended.options
     config, command, resume = options.config, options.command, options.resume
     if ended.outcome is Outcome.COMPLETE:
@@ -141,7 +141,7 @@ def next_commands(ended: Ended) -> Sequence[str]:
 
 
 def model_lines(folder: str, step: int) -> Sequence[str]:
-    """How to get at the trained model; empty while no checkpoint has any of it, or it is there."""
+    """Command that exports the trained model; empty: no checkpoint has it, or it is exported."""
     if not step or not any(Path(folder, "checkpoints").glob("[0-9]*-[0-9]*")):
         return ()
     for name in ("export", f"export-{step}"):
@@ -153,7 +153,7 @@ def model_lines(folder: str, step: int) -> Sequence[str]:
 
 
 def program_name() -> str:
-    """What to type to run us: the bare name if the shell finds us under it, else the path."""
+    """Shell words that run us: the bare name if the shell finds us under it, else the path."""
     own = Path(sys.executable).with_name(NAME)
     if not own.exists():  # Python runs us from a folder
         return f"{shlex.quote(sys.executable)} -m rlstreams"

@@ -1,9 +1,9 @@
-"""Whose turn a shared device is next, and when the turn of its holder ends. Pure.
+"""The role that gets a shared device next, and the end of its holder's turn. Pure.
 
 Downstream first: what was sampled is scored and what was scored is trained before more is sampled,
 so a version is in use for as short a time as can be. The holder goes on until it has nothing left,
 with two exceptions: when far more waits downstream than it has left, the long tail of its work is
-cut; and after its longest turn the device goes to whoever has any work.
+cut; and after its longest turn the device goes to any role with work.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TAIL = 8  # so many times more must wait downstream before a holder with work is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a role would do with the device."""
+    """Demand of a role for the device."""
 
-    samples: int  # that wait for it
-    is_starting: bool = False  # it never had its memory: nobody waits for work, but for the role
+    samples: int  # that wait for the role
+    is_starting: bool = False  # it never had its memory: its start is waited for, not its work
 
     @property
     def is_any(self) -> bool:
-        """Whether it has a use for it."""
+        """Whether the role has a use for the device."""
         return self.is_starting or self.samples > 0
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Demand:
 
 
 def next_role(demands: Mapping[str, Demand]) -> str:
-    """Who gets a device that is free; "": nobody has a use for it."""
+    """Return the role that gets a free device; "": no role has a use for it."""
     asking = [role for role in DOWNSTREAM_FIRST if role in demands and demands[role].is_any]
     return min(asking, key=lambda role: not demands[role].is_starting, default="")
 
@@ -51,7 +51,7 @@ def why_recall(
     Args:
         held_s: how long it has had the device.
         demands: of all roles of the device that have a process; the holder may be absent.
-        turn_s, longest_turn_s: of the device; who has nothing left waits for neither.
+        turn_s, longest_turn_s: of the device; a holder with nothing left ends before either.
         is_idle: it has had nothing to do for a while, whatever is counted.
     """
     others = {role: demand for role, demand in demands.items() if role != holder}

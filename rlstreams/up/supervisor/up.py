@@ -134,26 +134,26 @@ def _ended(
 
 @contextmanager
 def _nothing_lost(options: UpOptions) -> Iterator[None]:
-    """Whatever ends the block before the summary is told how to go on."""
+    """Add to an error that ends the block before the summary how to go on."""
     try:
         yield
     except BaseException as err:
         go_on = f"go on with `{program_name()} {options.resume}`"
-        told = f"nothing that was committed is lost: {go_on}"
+        hint = f"nothing that was committed is lost: {go_on}"
         if isinstance(err, FolderGoneError):
             pass
         elif isinstance(err, StreamsError):
-            err.add_note(told)
+            err.add_note(hint)
         else:
             with suppress(OSError):  # the terminal hung up
-                sys.stderr.write(f"{told}\n")
+                sys.stderr.write(f"{hint}\n")
         raise
 
 
 @contextmanager
 def _folder(config: RunConfig) -> Iterator[tuple[Path, Callable[[], bool]]]:
-    """The run's folder, which nobody else uses in the block, and no other user can read; and what
-    says whether it is still there.
+    """Yield the run's folder, which no other process uses in the block and no other user can read,
+    and a function that says whether it is still there.
 
     Raises:
         ConfigError: it cannot be made, or another process uses it.
@@ -179,7 +179,7 @@ def _folder(config: RunConfig) -> Iterator[tuple[Path, Callable[[], bool]]]:
 
 
 def _set_threads(config: RunConfig) -> None:
-    """For the fork server, which imports torch once for all."""
+    """Set the threads of the fork server, which imports torch once for all workers."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(config.model.threads)
     os.environ["RLSTREAMS_PRELOAD_MODEL"] = str(model_folder(config.model.path))
@@ -224,7 +224,7 @@ def _say_running(bus: Bus, config: RunConfig) -> None:
 
 
 def _drain_joined(bus: Bus, watcher: Watcher, config: RunConfig) -> None:
-    """Workers that joined by themselves are told of the end, before a broker of ours stops."""
+    """Have workers that joined by themselves drain, before a broker of ours stops."""
     if any(life.is_joined for role in SHARED for life in watcher.workers.present(role)):
         state = desired(config.run.id, DRAINING, by="up", reason="the run ends here")
         with suppress(StreamsError), bus.producer("up") as producer:
@@ -234,8 +234,8 @@ def _drain_joined(bus: Bus, watcher: Watcher, config: RunConfig) -> None:
 def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: bool) -> None:
     claims, branch = watcher.state.run.claims, watcher.ledger.branch
     if not claims and branch is not None:
-        whose = branch_line(branch, resolved_json(config))
-        watcher.say(f"{whose}; it begins at step {watcher.step + 1}")
+        origin = branch_line(branch, resolved_json(config))
+        watcher.say(f"{origin}; it begins at step {watcher.step + 1}")
         return
     if not claims:
         if is_resumed:
@@ -245,18 +245,18 @@ def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: b
     check_tail(bus, watcher.ledger, config.run.id, Path(config.folder))
     found = changes(claims[-1].config, resolved_json(config))
     found += file_changes(config, claims[-1])
-    told = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
-    watcher.say(f"continuing at step {watcher.step + 1}; changed: {told or 'nothing'}")
+    changed = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
+    watcher.say(f"continuing at step {watcher.step + 1}; changed: {changed or 'nothing'}")
 
 
 def file_changes(config: RunConfig, claim: TrainerStarted) -> list[tuple[str, str, str]]:
-    """Files of user code, of judges and of held-out rows that are not those that the claim is of,
+    """Files of user code, of judges and of held-out rows that are not those of the claim,
     with 12 digits of both hashes."""
     files = user_code_hashes(config) | data_hashes(config.data, (HELD_OUT,))
     return [(f"SHA-256 of {name}", was, is_) for name, is_, was in other_files(files, claim.hashes)]
 
 
-# Another seed is another order of rows and other samples: not the run that the log tells.
+# Another seed is another order of rows and other samples: not the run of the log.
 # Data set, tokenizer and model are compared by content, by the trainer; partitions by the broker.
 # These, and the seed, the trainer would refuse too, but after other roles had begun.
 FIXED = ("run.seed", "model.dtype", "prompts.group_size", "trainer.lora")
@@ -274,7 +274,7 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
     """
     known, found = dict(leaves(json.loads(before))), differing(before, now)
     for name, was, is_ in found:
-        # What a version before did not know has the value that it computed with: the trainer knows.
+        # A field that an earlier version did not know has the value that it computed with.
         if name in known and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
             raise ConfigError(
                 f"{name} is {is_}, but the run was started with {was}: "

@@ -1,4 +1,4 @@
-"""What `up` knows of the run from its topics, and what it shows of it."""
+"""The fold of the run's topics that `up` decides by, and shows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Watcher:
         self.workers = folds.workers
         self.progress = Progress(folds)
         self._is_begun = False  # until `begin` what is read is history, whatever clocks say
-        self._told_clocks: set[str] = set()  # hosts
+        self._warned_clocks: set[str] = set()  # hosts
         self._since_ms = 0  # when it began, by the clock of the fold
         self._poison = PoisonWatch(config, folds, is_live=False)
         self._steady = SteadyClock()
@@ -61,7 +61,7 @@ class Watcher:
         self._feed = Feed(bus, self, (*WATCHED, CONTROL))
         self._processes: Sequence[ProcessInfo] = ()
         self._figures = figures
-        self._joined: dict[str, bool] = {}  # by instance of who came by itself: it has left
+        self._joined: dict[str, bool] = {}  # instances that joined by themselves: has it left
         self._asked_ends: dict[Partition, int] = {}
         self._live = LiveView(None if is_live else Console(force_terminal=False))
         self._message = ""
@@ -70,7 +70,7 @@ class Watcher:
         self._next_draw_s = 0.0
         self.kills: list[KillMark] = []
         self.phase = "starting"
-        self.control = RUNNING  # as it was said since this start
+        self.control = RUNNING  # as requested since this start
         self.wanted: dict[str, int] = {}  # workers by role, likewise
         self.is_broker_away = False  # its keeper has a limit of its own
 
@@ -105,8 +105,8 @@ class Watcher:
     def _note_clocks(self) -> None:
         """Say once of each host that its clock is not ours, or was set since we started."""
         for host, apart_ms in self.workers.apart_ms.items():
-            if abs(apart_ms) > CLOCKS_MS and host not in self._told_clocks:
-                self._told_clocks.add(host)
+            if abs(apart_ms) > CLOCKS_MS and host not in self._warned_clocks:
+                self._warned_clocks.add(host)
                 how = "ahead of" if apart_ms > 0 else "behind"
                 self.say(
                     f"warning: the clock of host {host or '?'} is {abs(apart_ms) / 1000:,.0f} s "
@@ -115,7 +115,7 @@ class Watcher:
                 )
 
     def _note_joined(self) -> None:
-        """Say who came by itself, and who of them left."""
+        """Say which workers joined by themselves, and which of them left."""
         there = {life.instance: life for life in self.workers.lives if life.is_joined}
         for instance, life in there.items():
             has_left = life.state == "stopped"
@@ -135,12 +135,12 @@ class Watcher:
 
     @property
     def problem(self) -> str:
-        """Why the run should not go on, as the log tells it; empty: it should."""
+        """Why the run should not go on, by the log; empty: it should."""
         return self._poison.problem or self.stall.problem
 
     @property
     def state(self) -> ViewState:
-        """What the topics say, as far as they were read."""
+        """State of the run, as far as the topics were read."""
         return self._views.state
 
     @property
@@ -173,7 +173,7 @@ class Watcher:
         self.stall.news = ""
 
     def _disk_warning(self, now_s: float) -> str:
-        """That the embedded broker's disk is nearly full; empty: it is not, or was said lately."""
+        """Warn that the embedded broker's disk is nearly full; empty: it is not, or just warned."""
         folder = Path(self._config.folder) / BROKER_FOLDER
         if self._config.broker.bootstrap or now_s < self._next_look_s or not folder.is_dir():
             return ""
@@ -190,7 +190,7 @@ class Watcher:
         self._feed.catch_up(CATCH_UP_S)
 
     def finish(self) -> None:
-        """`catch_up`, and write the figures that come of it."""
+        """`catch_up`, and write the last figures."""
         self.catch_up()
         if self._figures is not None:
             self._figures.update(self.state, lambda: True, is_last=True)
@@ -211,7 +211,7 @@ class Watcher:
         return sum(point.num_samples for point in self._views.evaluation.points)
 
     def begin(self) -> None:
-        """From here on this start of the run makes the steps; those before are not told again."""
+        """Begin: this start makes the steps to come; earlier ones are not shown again."""
         self._is_begun = self._poison.is_live = True
         self.workers.passes(self._steady())
         self._since_ms = self.workers.clock_ms

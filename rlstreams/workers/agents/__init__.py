@@ -1,1 +1,1 @@
-"""Agents: programs of somebody else that work on a task by calling the model over HTTP."""
+"""Agents: programs of users that work on a task by calling the model over HTTP."""

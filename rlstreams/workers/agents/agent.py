@@ -1,4 +1,4 @@
-"""The port `Agent`: something that can be started on a task, and how it ended."""
+"""The port `Agent`: a program that can be started on a task, and its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_DETAIL = 2000  # characters of an agent's last words that are kept
 
 
 class LostAgentError(Exception):
-    """Its process is gone by no fault of this task: started again, it goes on."""
+    """The agent's process is gone by no fault of this task: started again, it goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class Place:
     session_id: str
     group_id: str
     group_size: int
-    client_group: str = ""  # whose it was in an earlier start; see `SessionOpened`
-    siblings: Mapping[str, str] = field(default_factory=dict)  # the same of its group, by session
+    client_group: str = ""  # that had it in an earlier start; see `SessionOpened`
+    siblings: Mapping[str, str] = field(default_factory=dict)  # client groups of them, by session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +39,21 @@ class Start:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the agent said that it is done."""
     silent_s: Callable[[], float] = lambda: 0.0
-    """For how long it has sent nothing and waited for no answer, seconds."""
+    """Seconds for which it has sent nothing and waited for no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How an agent ended by itself."""
+    """The end of an agent that ended by itself."""
 
     is_failed: bool = False  # by its own code
     is_abandoned: bool = False  # nobody goes on with it
-    detail: str = ""  # what it said last
-    report: Report | None = None  # what it returned, if that is a reward
+    detail: str = ""  # its last words
+    report: Report | None = None  # its return value, if that is a reward
 
 
 async def fell_silent(start: Start, limit_s: float) -> bool:
-    """Return once its agent said that it is done: False; or nothing for `limit_s` seconds: True."""
+    """Wait until the agent says that it is done; whether it was silent for `limit_s` s instead."""
     while not start.ended.is_set():
         if (left_s := limit_s - start.silent_s()) <= 0:
             return True
@@ -66,8 +66,8 @@ class Agent(Protocol):
     """Its methods run on the engine's event loop."""
 
     async def taken(self, place: Place) -> str:
-        """Return once a start of this session can be run: where we start it, at once; and the
-        group of the client that has it, "" if it is ours."""
+        """Wait until a start of this session can be run, which is at once where we start it; return
+        the group of the client that has it, "" if it is ours."""
 
     async def run(self, start: Start) -> Ending:
         """Start it, and wait for its end; cancelled, it is ended with all that it started.

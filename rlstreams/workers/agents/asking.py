@@ -1,4 +1,4 @@
-"""Where sessions of agents that run elsewhere are asked for, and what is told of each.
+"""Requests for sessions of agents that run elsewhere, and the JSON that answers them.
 
 A worker's remote agents have runners, its outside ones clients: both ask by `POST /sessions`, with
 the agent's key, and find key and address in a file of the run's folder.
@@ -24,14 +24,14 @@ MAX_ASKING = 1024  # of one agent that wait for a session: each is a connection
 BUSY_S = 5.0  # until one that is refused may ask again
 
 Given = asyncio.Future[Mapping[str, Any]]
-"""What somebody who asks waits for."""
+"""The session that a request waits for, as JSON."""
 
 
 class AskedAgent(Protocol):
     """An agent whose sessions are asked for."""
 
     name: str
-    file: Path  # that tells where; for the run's owner alone
+    file: Path  # with address and key; for the run's owner alone
     url: str  # of the gateway, for those who ask; set before the first session
 
     @property
@@ -40,14 +40,14 @@ class AskedAgent(Protocol):
 
     @property
     def waits_for(self) -> str:
-        """In words; "": nobody. May be asked from any thread."""
+        """Sessions that wait, in words; "": none does. May be asked from any thread."""
 
     async def ask(self, wait_s: float, client_group: str) -> Mapping[str, Any] | None:
         """See Desk."""
 
 
-def told_of(start: Start, section: AgentSection, url: str) -> dict[str, Any]:
-    """What is told of a start to whoever works on it."""
+def start_json(start: Start, section: AgentSection, url: str) -> dict[str, Any]:
+    """A start as JSON, for the runner or client that works on it."""
     return {
         "session": start.session_id,
         "agent": section.name,
@@ -76,13 +76,13 @@ class Runners:
         self._keys = keys
 
     def listening(self, port: int) -> None:
-        """Tell where to ask: by a file for each agent, for its owner alone.
+        """Publish the address to ask at: in a file for each agent, for its owner alone.
 
         Args:
             port: at which the door listens.
         """
-        told = self._section.url.replace("{port}", str(port)).rstrip("/")
-        url = told or url_of(self._section.host, port)
+        configured = self._section.url.replace("{port}", str(port)).rstrip("/")
+        url = configured or url_of(self._section.host, port)
         for agent in self._agents.values():
             agent.url = url
             key = self._keys.make_runner(agent.name)
@@ -96,8 +96,8 @@ class Runners:
             beside.replace(agent.file)
 
     def _port_before(self) -> int:
-        """Where this worker's last process listened, if nobody does now: clients that go on with
-        their key know no other address. 0: nowhere that is free."""
+        """Port of this worker's last process, if it is free: clients that go on with their key
+        know no other address. 0: there is none."""
         for agent in self._agents.values():
             with suppress(OSError, ValueError, LookupError, TypeError):
                 port = int(json.loads(agent.file.read_text("utf-8"))["port"])
@@ -130,5 +130,5 @@ class Runners:
 
     @property
     def waits_for(self) -> str:
-        """In words; "": no session waits. May be asked from any thread."""
+        """Sessions that wait, in words; "": none does. May be asked from any thread."""
         return "; ".join(filter(None, (agent.waits_for for agent in self._agents.values())))

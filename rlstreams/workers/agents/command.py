@@ -36,7 +36,7 @@ class CommandAgent:
     def __init__(self, section: AgentSection, folder: Path) -> None:
         """
         Args:
-            folder: for tasks and output of what runs; made anew.
+            folder: for tasks and output of the processes; made anew.
         """
         program, *words = section.command
         # The interpreter that runs us is the one with the packages that its user installed.
@@ -50,7 +50,7 @@ class CommandAgent:
         self._variables = {
             name: resolve_secret(value, f"agent.env.{name}") for name, value in section.env.items()
         }
-        # What the configuration names by reference is a secret, and no record's.
+        # A value that the configuration names by reference is a secret, and never recorded.
         self._secrets = [v for k, v in self._variables.items() if v and v != section.env[k]]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ class CommandAgent:
                 shutil.rmtree(folder)
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no process is kept."""
 
 
 def _started(command: Sequence[str], output: Path, variables: Mapping[str, str]) -> Child:
@@ -105,7 +105,7 @@ def _started(command: Sequence[str], output: Path, variables: Mapping[str, str])
 
 
 def _variables(start: Start, task: Path) -> dict[str, str]:
-    """By which any client of a model server finds this one."""
+    """Environment variables by which any client of a model server finds this one."""
     return {
         "OPENAI_BASE_URL": f"{start.url}/v1",
         "OPENAI_API_BASE": f"{start.url}/v1",  # the same for clients of before

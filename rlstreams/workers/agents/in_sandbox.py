@@ -28,7 +28,7 @@ async def run(
     place: str,
     options: dict[str, Any],
 ) -> Any:  # noqa: ANN401
-    """What the agent returned: a reward, as a reward function returns it, or nothing.
+    """Run the agent; return its reward, as a reward function does, or `SAID_NOTHING` as a part.
 
     Args:
         prompt: the task, JSON.
@@ -50,7 +50,7 @@ async def run(
 
 @functools.cache
 def _client() -> Any:  # noqa: ANN401
-    """Of this process: connections are shared, the key is each session's own."""
+    """The client of this process: connections are shared, the key is each session's own."""
     import openai
 
     return openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", timeout=600.0)

@@ -1,8 +1,8 @@
 """An agent that nobody starts: a program from outside opens its sessions, with work of its own.
 
-The run issues places: groups of samples whose rows nobody reads. Whoever has the agent's key asks
-for a session and names its group: what it has in common with the sessions that it is compared
-with. All places of one of the run's groups go to one group of clients; when they are given away,
+The run issues places: groups of samples whose rows nobody reads. A client with the agent's
+key asks for a session and names its group: sessions of one group are compared with each
+other. All places of one of the run's groups go to one group of clients; when they are given away,
 the next session of that group begins another. A place that no session came for is set aside once
 its group was silent for `lease_s`, so that those that came are not waited for in vain.
 
@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.workers.agents.agent import Ending, Place, Start, fell_silent
-from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, told_of
+from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.gateway.port import CallRefusedError, ending
 
-FILE = "clients.json"  # where clients ask, and with which key; for the run's owner alone
+FILE = "clients.json"  # the clients' address and key; for the run's owner alone
 MAX_GROUP = 200  # characters of a group's name
 
 
 @dataclass(slots=True)
 class _Filled:
-    """One of the run's groups, and whose sessions it takes."""
+    """One of the run's groups, and the client group whose sessions it takes."""
 
     client_group: str
     size: int = 0  # places
@@ -42,12 +42,12 @@ class _Filled:
 
     @property
     def is_full(self) -> bool:
-        """Whether each of its places is somebody's."""
+        """Whether each of its places is taken."""
         return len(self.taken) >= self.size
 
     @property
     def is_over(self) -> bool:
-        """Whether each session of it has ended here."""
+        """Whether each session of the group has ended here."""
         return self.num_over >= self.size
 
 
@@ -67,7 +67,7 @@ class OutsideAgent:
     ) -> None:
         """
         Args:
-            folder: of the file that tells clients where they ask.
+            folder: of the file with the clients' address and key.
         """
         self.name = section.name
         self.file = folder / FILE
@@ -88,7 +88,7 @@ class OutsideAgent:
 
     @property
     def waits_for(self) -> str:
-        """In words; "": no place waits. May be asked from any thread."""
+        """Places that wait, in words; "": none does. May be asked from any thread."""
         if not (num := self.num_waiting):
             return ""
         places = f"{num} place{'s' if num > 1 else ''}"
@@ -98,7 +98,7 @@ class OutsideAgent:
         )
 
     def _take(self, place: Place, session_id: str, client_group: str) -> None:
-        """A session is somebody's, and its siblings' places are that group's."""
+        """Note that a client group has a session; its siblings' places are for that group."""
         group = self._filled.get(place.group_id)
         if group is None:
             self._forget_what_is_over()
@@ -127,7 +127,7 @@ class OutsideAgent:
         except asyncio.CancelledError:
             if (given := self._found.pop(place.session_id, None)) is not None:
                 self._filled[place.group_id].taken.discard(place.session_id)
-                given.cancel()  # its client is told to ask again
+                given.cancel()  # its client has to ask again
             raise
         finally:
             self._leave(place)
@@ -162,7 +162,7 @@ class OutsideAgent:
             free.found.set_result(client_group)
 
     def _place_for(self, client_group: str) -> _Free | None:
-        """Of the group that its siblings are in, or else of the one that waits longest."""
+        """A free place of the client group's own groups, or else of the one that waits longest."""
         own = [
             group_id
             for group_id, group in self._filled.items()
@@ -179,16 +179,16 @@ class OutsideAgent:
         if start.session_id in self._given_up:
             self._given_up.discard(start.session_id)
             self._filled[group_id].num_over += 1
-            told = f"no session of its group came within {lease_s:g} s (agent.lease_s)"
-            return Ending(is_abandoned=True, detail=told)
+            detail = f"no session of its group came within {lease_s:g} s (agent.lease_s)"
+            return Ending(is_abandoned=True, detail=detail)
         given, group = self._found.pop(start.session_id, None), self._filled[group_id]
         if given is not None and not given.done():
-            given.set_result(told_of(start, self._section, self.url))
+            given.set_result(start_json(start, self._section, self.url))
         group.num_running += 1
         try:
             if await fell_silent(start, lease_s):
-                told = f"its client was silent for {lease_s:g} s (agent.lease_s)"
-                return Ending(is_abandoned=True, detail=told)
+                detail = f"its client was silent for {lease_s:g} s (agent.lease_s)"
+                return Ending(is_abandoned=True, detail=detail)
         finally:
             group.num_running -= 1
             group.num_over += 1
@@ -225,7 +225,7 @@ class OutsideAgent:
             self._asking.pop(given, None)
 
     async def close(self) -> None:
-        """Refuse who asks: this worker ends, and its sessions go on in the next one."""
+        """Refuse requests: this worker ends, and its sessions go on in the next one."""
         self._is_closed = True
         for given in (*self._asking, *self._found.values()):
             with suppress(asyncio.InvalidStateError):

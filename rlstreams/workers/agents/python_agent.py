@@ -20,12 +20,12 @@ from rlstreams.workers.sandbox.sandbox import Sandbox
 from rlstreams.workers.sandbox.user_code import LostCallError, UserCode, UserCodeError
 
 _PROGRAM = Path(__file__).with_name("in_sandbox.py")
-_GRACE_S = 10.0  # behind the session's own limit, which ends it first
+_GRACE_S = 10.0  # beyond the session's own limit, which ends it first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Code(UserCode):
-    """Ours around the user's; what may not be edited under a run is the user's."""
+    """Our code around the user's; only the user's files may not be edited under a run."""
 
     place: str
 
@@ -48,7 +48,7 @@ class PythonAgent:
         """
         Args:
             concurrency: starts side by side, over all processes.
-            note: told what went wrong beside starts, for the log.
+            note: called with problems beside starts, for the log.
         """
         if importlib.util.find_spec("openai") is None:
             raise ConfigError(
@@ -88,8 +88,8 @@ class PythonAgent:
         except LostCallError as err:
             raise LostAgentError(str(err)) from None
         except UserCodeError as err:
-            told = str(err).replace(start.key, "***")
-            return Ending(is_failed=True, detail=told[-MAX_DETAIL:])
+            detail = str(err).replace(start.key, "***")
+            return Ending(is_failed=True, detail=detail[-MAX_DETAIL:])
         judged = outcome.judgement if isinstance(outcome, Ends) else None
         if judged is None or SAID_NOTHING in judged.parts:
             return Ending()

@@ -1,9 +1,9 @@
-"""An agent that somebody else starts: its sessions wait for runners, its runners for sessions.
+"""An agent that is started elsewhere: its sessions wait for runners, its runners for sessions.
 
-A runner is any program, anywhere, that asks with the agent's runner key. Who asks first is given
+A runner is any program, anywhere, that asks with the agent's runner key. The first to ask is given
 the session that waits longest, as one start of the agent, and works on it by that start's own key.
 A runner that is silent for `lease_s` loses it: the session waits again, its next start is another
-runner's, and goes on from the log. Nothing of ours knows of runners but the requests they send.
+runner's, and goes on from the log. Runners are known by their requests alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.workers.agents.agent import Ending, LostAgentError, Place, Start, fell_silent
-from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, told_of
+from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.gateway.port import CallRefusedError, ending
 
-FILE = "runner.json"  # where a runner asks, and with which key; for the run's owner alone
+FILE = "runner.json"  # the runners' address and key; for the run's owner alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RemoteAgent:
     ) -> None:
         """
         Args:
-            folder: of the file that tells runners where they ask.
+            folder: of the file with the runners' address and key.
         """
         self.name = section.name
         self.file = folder / FILE
@@ -60,7 +60,7 @@ class RemoteAgent:
 
     @property
     def waits_for(self) -> str:
-        """In words; "": no session waits. May be asked from any thread."""
+        """Sessions that wait, in words; "": none does. May be asked from any thread."""
         waiting = list(self._sessions.values())
         if not waiting:
             return ""
@@ -72,7 +72,7 @@ class RemoteAgent:
         )
 
     async def taken(self, place: Place) -> str:
-        """See Agent; as long as nobody asks."""
+        """See Agent; waits until a runner asks."""
         session_id = place.session_id
         waiting = _Waiting(time.monotonic(), asyncio.get_running_loop().create_future())
         self._sessions[session_id] = waiting
@@ -97,7 +97,7 @@ class RemoteAgent:
         asking = self._found.pop(start.session_id)
         if asking.done():
             raise LostAgentError("its runner hung up before it was given the session")
-        asking.set_result({**told_of(start, self._section, self.url), "task": start.task})
+        asking.set_result({**start_json(start, self._section, self.url), "task": start.task})
         if await fell_silent(start, lease_s := self._section.lease_s):
             raise LostAgentError(f"its runner was silent for {lease_s:g} s (agent.lease_s)")
         return Ending()
@@ -144,7 +144,7 @@ class RemoteAgent:
                 self._sessions.pop(name).found.set_result(asking)
 
     async def close(self) -> None:
-        """Refuse who asks: this worker ends, and its sessions go on in the next one."""
+        """Refuse requests: this worker ends, and its sessions go on in the next one."""
         self._is_closed = True
         for asking in (*self._runners, *self._found.values()):
             if not asking.done():

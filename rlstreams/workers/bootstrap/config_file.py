@@ -1,4 +1,4 @@
-"""A run folder's `config.json`: what its processes start with, and those who look at it later."""
+"""A run folder's `config.json`, for the run's processes and for later readers of its folder."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rlstreams.workers.dataset.files import write_whole
 
 
 def refuse_place(config: RunConfig) -> None:
-    """A folder that no run can have, or that holds something else. Changes nothing.
+    """Refuse a folder that no run can have, or that holds something else. Changes nothing.
 
     Raises:
         ConfigError: says what is there.
     """
     folder = Path(config.folder)
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    told = f"{there} is a file" if there.is_file() else ""
+    found = f"{there} is a file" if there.is_file() else ""
     if not (folder / CONFIG_FILE).exists():  # a run may have been recorded into its own folder
-        told = told or other_than_run(folder)
-    if told:
-        raise ConfigError(f"run.dir: {told}, not a folder of a run: name another, `--run.dir DIR`")
+        found = found or other_than_run(folder)
+    if found:
+        raise ConfigError(f"run.dir: {found}, not a folder of a run: name another, `--run.dir DIR`")
 
 
 def refuse_other_run(config: RunConfig) -> None:
-    """Two runs in one folder would share its broker and remove each other's checkpoints.
+    """Refuse another run's folder: both would share a broker and remove each other's checkpoints.
 
     Raises:
         ConfigError: the folder is another run's; names both.
@@ -52,7 +52,7 @@ def configured(config: RunConfig, newest_epoch: Callable[[], int]) -> Iterator[N
     """`config.json` is this configuration in the block, and stays so if a trainer took the run.
 
     A start of a run that goes on, whose trainer was refused or never got as far, leaves the file as
-    it was: it tells what the newest claim is about.
+    it was: it has the configuration of the newest claim.
 
     Args:
         newest_epoch: of the claims in the log; 0: there is none.

@@ -1,4 +1,4 @@
-"""Where the log-prob worker computes, and whether it and the trainer take turns on one GPU."""
+"""The device of the log-prob worker, and its turns with the trainer on one GPU."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MPS_PIPES, USUAL_PIPES = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 
 
 def placed(config: RunConfig) -> RunConfig:
-    """With `logprob.device = "auto"` decided for this host. Call it before a GPU is claimed."""
+    """Decide `logprob.device = "auto"` for this host. Call it before a GPU is claimed."""
     device, _ = config.scorer_on(_gpus_for(config))
     return replace(config, logprob=replace(config.logprob, device=device))
 
 
 def turns_of(context: Context) -> GpuTurns | None:
-    """How this role, trainer or log-prob worker, shares its GPU with the other one; call it before
-    a GPU is claimed.
+    """The turns by which trainer and log-prob worker share a GPU, for this role; call it before a
+    GPU is claimed.
 
     None: it has its GPU to itself; or has it by longer turns (`[[devices]]`); or has several ranks,
     which must not wait each for another role; or the driver lets two processes compute at once
@@ -56,12 +56,12 @@ def turns_of(context: Context) -> GpuTurns | None:
 
 
 def index_of(device: str) -> int:
-    """Of `cuda` or `cuda:N`."""
+    """Index of the device `cuda` or `cuda:N`."""
     return int(device.partition(":")[2] or 0)
 
 
 def _gpus_for(config: RunConfig) -> list[str]:
-    """What there is to choose from; not asked where there is nothing to choose."""
+    """GPUs to choose from; none, without a look, where there is nothing to choose."""
     if config.trainer.device == "cpu" and config.logprob.device in ("cpu", AUTO):
         return []
     from rlstreams.workers.model.device import visible_gpus

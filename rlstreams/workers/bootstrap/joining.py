@@ -1,9 +1,8 @@
-"""How a worker joins a run of which it has no files: its configuration is that of the claim.
+"""Joins a worker to a run of which it has no files: its configuration is that of the claim.
 
 The trainer's claim has the resolved configuration and the hashes of what it names (decision 0046),
-so the log is all that a host has to reach. What is a host's own, as where the model lies, is set
-over it by overrides; what cannot be had from the log is named with the path and the hash that the
-run has.
+so the log is all that a host has to reach. Overrides set a host's own values over it, as the
+model's folder; a file that is not in the log is named with its path and its hash in the run.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _LOGIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What a joiner found in the log."""
+    """A run that a joiner found in the log."""
 
     config: RunConfig  # the claim's, with what was set for this host
     claim: TrainerStarted
@@ -64,13 +63,13 @@ def join(
     """The configuration of a run, by its broker's address and its name.
 
     Args:
-        overrides: what is this host's own, `broker.options` included.
+        overrides: values of this host, `broker.options` included.
         password_file: of an embedded broker, as it lies in its folder.
         claim_s: how long a trainer that has not claimed the run yet is waited for.
 
     Raises:
         ConfigError: no such run, or what this role needs is not on this host; names it.
-        DeadlineError: no claim; whoever keeps this worker tries again.
+        DeadlineError: no claim; the worker's keeper tries again.
         BrokerError: the broker cannot be reached, or refuses the password.
     """
     own = [*_reached(bootstrap, password_file), *overrides]
@@ -90,8 +89,8 @@ def join(
 
 
 def configured(claim: TrainerStarted, own: Sequence[str]) -> RunConfig:
-    """The claim's configuration with this host's values over it; nothing is left of how the
-    trainer reaches the broker, and of which servers and GPUs its hosts have.
+    """The claim's configuration with this host's values over it, without the trainer's way to the
+    broker, and without the servers and GPUs of its hosts.
 
     Raises:
         ConfigError: an unknown field, of a newer release than ours for instance.
@@ -116,7 +115,7 @@ def _of_this_host(engine: EngineSection) -> EngineSection:
 
 
 def refuse_missing(config: RunConfig, role: str, claim: TrainerStarted) -> None:
-    """What this role reads and this host has not.
+    """Refuse to join if this host lacks what the role reads.
 
     Raises:
         ConfigError: names each, with the path and the SHA-256 that the run has.
@@ -160,9 +159,9 @@ def _missing_model(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
     if is_hub_name(path) or (path and Path(path).is_dir()):
         return
     hashes = {"weights": "model", "tokenizer.json": "tokenizer"}
-    told = [f"{n} {claim.hashes[k][:_DIGITS]}" for n, k in hashes.items() if k in claim.hashes]
+    listed = [f"{n} {claim.hashes[k][:_DIGITS]}" for n, k in hashes.items() if k in claim.hashes]
     yield (
-        f"model.path: there is no folder {path} (SHA-256 in the run: {', '.join(told)}): copy it "
+        f"model.path: there is no folder {path} (SHA-256 in the run: {', '.join(listed)}): copy it "
         "to this host, and name it with --model.path=DIR"
     )
 
@@ -177,9 +176,9 @@ def _missing_code(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
             there.setdefault(field, {})[path] = digest[:_DIGITS]
     for field, files in there.items():
         if field not in here:
-            told = ", ".join(f"{path} {digest}" for path, digest in files.items())
+            listed = ", ".join(f"{path} {digest}" for path, digest in files.items())
             yield (
-                f"{field}: its files are not here (SHA-256 in the run: {told}; there it is "
+                f"{field}: its files are not here (SHA-256 in the run: {listed}; there it is "
                 f"{_value(config, field)}): copy them to this host, and name it with "
                 f"--{field}=VALUE"
             )
@@ -225,7 +224,7 @@ def _missing_servers(config: RunConfig) -> Iterator[str]:
 
 
 def _refuse_weights_out_of_reach(config: RunConfig, claim: TrainerStarted, bus: Bus) -> None:
-    """Weights that lie in a folder which this host does not see.
+    """Refuse weights that lie in a folder which this host does not see.
 
     Raises:
         ConfigError: names the folder.
@@ -242,7 +241,7 @@ def _refuse_weights_out_of_reach(config: RunConfig, claim: TrainerStarted, bus: 
 
 
 def _folders(bus: Bus) -> Sequence[str]:
-    """In which the newest version lies, by the trainer's word; none: nothing was published."""
+    """Folders of the newest version, as the trainer published it; none: nothing was published."""
     partition = Partition(POLICY_VERSIONS.name, 0)
     end = bus.ends(POLICY_VERSIONS.name)[partition]
     start = max(bus.beginnings(POLICY_VERSIONS.name)[partition], end - _TAIL)

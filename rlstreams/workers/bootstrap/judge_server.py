@@ -43,7 +43,7 @@ def num_started(config: RunConfig) -> int:
 
 
 def command_of_judge(config: RunConfig) -> tuple[StartCommand, str]:
-    """How it is started, and the version of the server.
+    """The command that starts the judge's server, and the server's version.
 
     Raises:
         ConfigError: no such Python or model, an argument that contradicts one of ours.

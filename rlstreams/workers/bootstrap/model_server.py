@@ -1,4 +1,4 @@
-"""From a configuration to model servers: which there are, where, and how one is started.
+"""From a configuration to model servers: their addresses, and the command that starts one.
 
 Without torch: the role that runs one is light.
 """
@@ -101,7 +101,7 @@ def server_urls(context: Context) -> Sequence[str]:
         return found
     if not config.engine.port:
         raise ConfigError(
-            "engine.port is 0, a free one, which only `rlstreams up` tells to all roles: set the "
+            "engine.port is 0, a free one, which only `rlstreams up` gives to all roles: set the "
             "port of the first server, or engine.urls"
         )
     return own_urls(config)
@@ -123,7 +123,7 @@ def own_urls(config: RunConfig) -> Sequence[str]:
 
 
 def servers_of(context: Context) -> Sequence[str]:
-    """Those of one rollout worker; one that joined names its own."""
+    """Addresses of one rollout worker's servers; a worker that joined names its own."""
     urls = server_urls(context)
     return urls if context.is_joined else urls_of(context.config, urls, context.ordinal)
 
@@ -137,10 +137,10 @@ def urls_of(config: RunConfig, urls: Sequence[str], ordinal: int) -> Sequence[st
 def command_of(
     config: RunConfig, kind: Kind, where: Where, url: str, plugin: Mapping[str, str]
 ) -> StartCommand:
-    """How a server for `config` is started.
+    """The command that starts a server for `config`.
 
     Args:
-        url: where it listens.
+        url: its address.
         plugin: environment that brings our transfer plugin in; empty where it is installed.
 
     Raises:
@@ -211,7 +211,7 @@ def free_ports(host: str, number: int) -> list[int]:
 
 
 def port_of(config: RunConfig, number: int) -> int:
-    """Where one of the run's servers listens; 0: a free one is chosen.
+    """Port of one of the run's servers; 0: a free one is chosen.
 
     Raises:
         ConfigError: a port above 65535.
@@ -228,7 +228,7 @@ def port_of(config: RunConfig, number: int) -> int:
 
 
 def server_log(folder: Path, kind: Kind, number: int) -> Path:
-    """Where one of the servers that the run in `folder` starts writes."""
+    """Log file of one of the servers that the run in `folder` starts."""
     return folder / LOGS / f"{kind}-{number}.log"
 
 

@@ -38,7 +38,7 @@ BROKER_BACK_S = 5.0  # a supervisor has begun to start a dead broker again by th
 
 
 def bootstrap_of(config: RunConfig) -> str:
-    """Where the run's broker listens: as configured, or as the embedded one wrote it down.
+    """Address of the run's broker: as configured, or as the embedded one wrote it down.
 
     A broker that died and is being started again is waited for.
 
@@ -72,7 +72,7 @@ def topic_plan(config: RunConfig) -> TopicPlan:
     )
 
 
-OUTAGE_S = 60.0  # how long a worker waits for an unreachable broker
+OUTAGE_S = 60.0  # longest wait of a worker for an unreachable broker
 
 
 def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
@@ -89,8 +89,8 @@ def open_bus(config: RunConfig, *, outage_s: float = OUTAGE_S) -> Bus:
 
 
 def await_broker(config: RunConfig, timeout_s: float) -> None:
-    """Until the embedded broker answers, if the run has one: its supervisor may be starting it
-    again. Whoever asks it next says what is wrong if it does not."""
+    """Wait until the embedded broker answers, if the run has one: its supervisor may be starting it
+    again. If it does not, its next client reports what is wrong."""
     from rlstreams.streams.broker.ports import answers
 
     until_s = time.monotonic() + timeout_s
@@ -107,7 +107,7 @@ def client_options(config: RunConfig) -> Mapping[str, str]:
 
 
 def place_of(config: RunConfig) -> RunPlace:
-    """Where the run's log lies, for `open_run`."""
+    """Place of the run's log, for `open_run`."""
     broker = config.broker
     return RunPlace(
         run=config.run.id,
@@ -238,7 +238,7 @@ def _logprob(context: Context) -> Pausable:
 
 
 def make_scorers(config: RunConfig, run: Run | None = None) -> tuple[MeshScorer, Reference | None]:
-    """What the log-prob role scores with: policies, and the reference where the loss asks for it,
+    """Scorers of the log-prob role: of policies, and of the reference where the loss asks for it,
     on the same ranks.
 
     Args:
@@ -279,7 +279,7 @@ def make_scorers(config: RunConfig, run: Run | None = None) -> tuple[MeshScorer,
 
 
 def _reference_folder(config: RunConfig, model: Path) -> Path:
-    """Of what `trainer.loss.kl_coef` keeps the policy close to, or of what teaches it.
+    """Folder of the reference: `trainer.loss.kl_coef` keeps the policy close to it, or it teaches.
 
     Raises:
         ConfigError: it has another vocabulary, or one of fewer tokens than are asked for.

@@ -1,13 +1,13 @@
-"""Workers settle what a peer left that joined by itself, died in a commit and does not come back.
+"""Settles the transaction of a peer that joined by itself, died in a commit and does not come back.
 
 Its transaction stands open and hides what others write behind it: their reports too, so no
-heartbeat tells of its death, and the broker ends it after 30 s. Nobody starts that name again, as
+heartbeat shows its death, and the broker ends it after 30 s. Nobody starts that name again, as
 `up` or a unit file does with those that a configuration counts. So each worker asks the broker
 which transactions of its own role stand too long, and starts a producer of that name, which is how
 Kafka ends a predecessor's (decision 0092).
 
 One that is only slow is fenced by it, as by any successor: its next commit fails, it ends with
-status 75, and whoever keeps it starts it again. What it had not committed is done again by others.
+status 75, and its keeper starts it again. Others do its uncommitted work again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ APART_S = 1.0
 
 
 def abandoned(standing: Sequence[str], run: str, role: str, own: str) -> list[str]:
-    """Of transactional ids with their prefix, those of other workers of this role that joined by
-    themselves; without the prefix.
+    """Transactional ids of other workers of this role that joined by themselves, without their
+    prefix.
 
     Args:
-        own: of this worker.
+        standing: ids with their prefix.
+        own: this worker's id.
     """
     found = []
     for name in standing:
@@ -54,12 +55,12 @@ def settle(
     note: Callable[[str], None],
     wait: Callable[[float], bool],
 ) -> None:
-    """Look once, and settle what stands.
+    """Look once, and settle transactions that stand.
 
     Args:
         look: transactional ids that are to be settled now.
-        note: told of each.
-        wait: so many seconds; True: this worker ends.
+        note: called with each id.
+        wait: waits so many seconds; True: this worker ends.
 
     Raises:
         BrokerError: the broker cannot be reached, or refused.
@@ -77,7 +78,8 @@ def settle(
 
 @contextmanager
 def peers_settled(context: Context) -> Iterator[None]:
-    """Meanwhile, in a thread of its own: a broker that is away keeps nobody else waiting."""
+    """Settle peers during the block, in a thread of its own: a broker that is away holds up no
+    other work."""
     config, ended = context.config, threading.Event()
     run, role, log = config.run.id, context.role, context.log
     options = client_options(config)

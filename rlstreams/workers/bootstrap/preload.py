@@ -1,4 +1,4 @@
-"""What compute roles import, imported once: the module that a fork server preloads.
+"""Imports of the compute roles, made once: the module that a fork server preloads.
 
 `multiprocessing.set_forkserver_preload` takes its name: rollout, logprob and trainer start as
 forks of a process that has paid for these imports (about ten seconds of CPU). Importing starts
@@ -41,4 +41,4 @@ def _began_cuda() -> bool:
 import_library()
 if os.environ.get(MODEL_VARIABLE):
     model_class(Path(os.environ[MODEL_VARIABLE]))
-BEGAN_CUDA = _began_cuda()  # asked for here: a fork is told "not initialised"
+BEGAN_CUDA = _began_cuda()  # read here: in a fork the driver says "not initialised"

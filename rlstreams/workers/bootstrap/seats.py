@@ -1,8 +1,8 @@
 """The number of a worker that joins: the log decides who has it.
 
-A joiner reads who is there, takes the lowest number from `JOINED_FROM` on that nobody has, and
-writes so. Two that chose the same are told apart by the order of their records: the fold of workers
-gives a name to whoever claimed it first (`streams.workers`), and the other one takes the next.
+A joiner reads which workers are there, takes the lowest free number from `JOINED_FROM` on, and
+writes so. The order of records decides between two that chose the same: the fold of workers gives
+a name to its first claim (`streams.workers`), and the other joiner takes the next.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rlstreams.workers.loop.host import host_name
 
 SEAT_S = 60.0  # a dead writer's transaction may hide the newest records for half of it
 # Reports that far back are read, an hour of it for a clock of ours that is ahead of the others': a
-# broker takes no more. Who is there writes one a second, or was to within `JOIN_S`.
+# broker takes no more. A worker that is there writes one a second, or within `JOIN_S`.
 _BACK_MS = round(1000 * JOIN_S) + 3_600_000
 _PARTITION = Partition(WORKER_EVENTS.name, 0)
 
 
 class WorkersThere:
-    """Who is there, as far as `worker-events` was read; a fold of its end, for who asks once."""
+    """The workers that are there, as far as `worker-events` was read: a fold of its end."""
 
     def __init__(self, bus: Bus) -> None:
         self.workers = Workers()
@@ -91,7 +91,7 @@ class Seats:
             worker = f"{self._role}-{number}"
             if not self._workers.is_taken(worker) and self._claim(worker, instance):
                 return number
-        raise ConfigError(f"--ordinal {ordinal}: {self._told(f'{self._role}-{ordinal}')}")
+        raise ConfigError(f"--ordinal {ordinal}: {self._why_taken(f'{self._role}-{ordinal}')}")
 
     def close(self) -> None:
         """Release the reader."""
@@ -115,7 +115,7 @@ class Seats:
         return self._workers.by_name[worker].newest.instance == instance
 
     def _refuse_idle(self) -> None:
-        """More members of a group than partitions: one would never get anything."""
+        """Refuse more members of a group than partitions: one would never get any work."""
         if (topic := SHARED.get(self._role)) is None:
             return
         total, there = self._bus.partitions(topic.name), self._workers.present(self._role)
@@ -127,12 +127,12 @@ class Seats:
             )
 
     def _await_silence(self, worker: str) -> None:
-        """A predecessor that was killed is silent after `SILENT_S`; one that reports lives."""
+        """Wait until a killed predecessor is silent, after `SILENT_S`; one that reports lives."""
         until_s = time.monotonic() + SILENT_S + 2.0
         while self._workers.is_taken(worker) and time.monotonic() < until_s:
             self._there.poll(0.05)
 
-    def _told(self, worker: str) -> str:
+    def _why_taken(self, worker: str) -> str:
         life = self._workers.by_name[worker].newest
         return (
             f"{worker} is there, instance {life.instance[:8]} on host {life.host or '?'}: leave "

@@ -1,4 +1,4 @@
-"""From a configuration to an engine of model servers that somebody else runs."""
+"""From a configuration to an engine of model servers that others run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlstreams.workers.weights.report_listener import ReportListener
 
 
 def make_served_engine(context: Context) -> ServedEngine:
-    """The engine of one rollout worker: servers that somebody else runs, by their addresses.
+    """The engine of one rollout worker: servers that others run, by their addresses.
 
     Raises:
         ConfigError: a model folder or an address that cannot be used.
@@ -61,7 +61,7 @@ def make_served_engine(context: Context) -> ServedEngine:
 
 
 def report_listener_of(config: RunConfig) -> ReportListener:
-    """Where the servers of one worker report.
+    """The listener that the servers of one worker report to.
 
     Raises:
         ConfigError: no such address here.
@@ -71,7 +71,7 @@ def report_listener_of(config: RunConfig) -> ReportListener:
 
 
 def settings_of(config: RunConfig) -> ServedSettings:
-    """Limits and deadlines."""
+    """Limits and deadlines of an engine of model servers."""
     engine, device = config.engine, config.shared_device("rollout")
     return ServedSettings(
         kind=Kind(config.rollout.engine),

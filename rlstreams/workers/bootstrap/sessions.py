@@ -47,7 +47,7 @@ FOLDER = "agents"  # below the run's: tasks and output of agents that run
 def make_agents_role(
     context: Context, engine: Engine, channel: WeightChannel, secret: str
 ) -> Pausable:
-    """The rollout role, whose samples are what agents do; arguments and errors of
+    """The rollout role whose samples agents make; arguments and errors of
     `make_sessions`."""
     sessions = make_sessions(context, engine, secret)
     player = SessionPlayer(sessions, context.bus, context.config.outcome)
@@ -95,13 +95,13 @@ def sessions_of(
     ordinal: int = 0,
     note: Callable[[str], None],
 ) -> Sessions:
-    """The same, of whoever commits what they ask for: `keeper.shared.asked`.
+    """The same, for a caller that commits the requests in `keeper.shared.asked`.
 
     Args:
         appender: of calls.
         folder: for tasks and output of agents that run; made anew.
         ordinal: of the worker, among those whose gateways share a host.
-        note: told what went wrong beside sessions.
+        note: called with problems beside sessions.
 
     Raises:
         ConfigError: an agent that cannot be started.

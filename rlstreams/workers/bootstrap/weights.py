@@ -1,4 +1,4 @@
-"""How versions get from the trainer to the others in this run: server, channel, store, secret."""
+"""The way of versions from the trainer to the other roles: server, channel, store, secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET_FILE = "weights.secret"
 
 
 def weight_store(context: Context) -> StoreWriter | None:
-    """The trainer's; None: the run has none.
+    """The trainer's writer of the store; None: the run has no store.
 
     Raises:
         WeightError: its URL cannot be opened.
@@ -42,7 +42,7 @@ def weight_store(context: Context) -> StoreWriter | None:
 
 
 def weight_server(context: Context) -> WeightServer:
-    """The trainer's end."""
+    """The trainer's end of the weight channel."""
     weights = context.config.weights
     if weights.channel == "store":
         from rlstreams.workers.weights.store.channel import StoreWeightServer
@@ -73,7 +73,7 @@ def weight_server(context: Context) -> WeightServer:
 
 
 def weight_channel(context: Context) -> WeightChannel:
-    """A worker's end."""
+    """A worker's end of the weight channel."""
     channel = context.config.weights.channel
     if channel == "file":
         from rlstreams.workers.weights.file import FileWeightChannel
@@ -102,7 +102,7 @@ def run_secret(context: Context) -> str:
     path = context.folder / SECRET_FILE
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all, and one only, whoever else makes it now.
+        # Whole or not at all, and only one, even if another process makes it now.
         temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
         temporary.touch(0o600, exist_ok=False)
         temporary.write_text(secrets.token_hex(32), encoding="utf-8")

@@ -29,7 +29,7 @@ GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
 
 
 def check_across(config: RunConfig) -> None:
-    """What one section asks of another.
+    """Check that the sections go together.
 
     Raises:
         ConfigError: names both fields and their values.
@@ -52,7 +52,7 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
             "[trainer.routing_replay], but [rollout.capture_experts]: no routes would be recorded; "
             "set it to true"
         )
-    # Of several turns, `length_warning`: it takes the model's longest sequence to know.
+    # For several turns see `length_warning`, which needs the model's longest sequence.
     if trainer.micro_batch_tokens <= rollout.max_new_tokens:
         yield (
             "[trainer.micro_batch_tokens], but [rollout.max_new_tokens]: the longest sample would "
@@ -101,7 +101,7 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _place_problems(config: RunConfig) -> Iterator[str]:
-    """Every log-prob that the loss asks for is computed by somebody, and by one alone."""
+    """Check that every log-prob that the loss asks for is computed, and by one role alone."""
     logprob, loss = config.logprob, config.trainer.loss
     if logprob.reference != START and not loss.why_compared:
         yield (
@@ -127,7 +127,7 @@ def _place_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _device_problems(config: RunConfig) -> Iterator[str]:
-    """Who shares a GPU, with whom, and by what means weights come to it; ranks of other hosts."""
+    """Check the roles that share a GPU, the way of weights to it, and ranks of other hosts."""
     if config.trainer.hosts and not config.weights.secret:
         yield (
             f"trainer.hosts is {list(config.trainer.hosts)}, but weights.secret is empty: whoever "
@@ -189,9 +189,9 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
 
 
 def check_start(config: RunConfig) -> None:
-    """What lets a run start and then learn nothing, or something else than was meant.
+    """Refuse settings with which a run would learn nothing, or something else than was meant.
 
-    A recorded configuration is not held to it: what it made is there.
+    A recorded configuration is exempt: its run exists.
 
     Raises:
         ConfigError: names the field, its value and what to set.
@@ -295,7 +295,7 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
         if loss.kind not in ("sft", "distill"):
             yield (
                 f"[trainer.loss.advantage] with trainer.loss.kind {loss.kind!r} and "
-                "trainer.loss.reward_min 0: nothing would tell a good answer from a bad one; set "
+                "trainer.loss.reward_min 0: good and bad answers would count alike; set "
                 'kind = "sft", or reward_min'
             )
         if trainer.control == "permuted":
@@ -306,7 +306,7 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
 
 
 def _sft_problems(loss: LossSection) -> Iterator[str]:
-    """What a likelihood has no place for: it has neither ratio nor importance weight."""
+    """Problems of settings of a likelihood, which has neither ratio nor importance weight."""
     if loss.advantage not in UNCOMPARED:
         yield (
             "trainer.loss.kind is 'sft', but [trainer.loss.advantage], which is below 0 for some: "
@@ -326,7 +326,7 @@ def _sft_problems(loss: LossSection) -> Iterator[str]:
 
 
 def length_warning(config: RunConfig, longest: int | None) -> str:
-    """What samples of several turns may need beyond a micro-batch; "": nothing.
+    """Warn if a sample of several turns may need more than a micro-batch; "": it does not.
 
     Without an environment `check_across` sees to it.
 
@@ -349,7 +349,7 @@ def length_warning(config: RunConfig, longest: int | None) -> str:
 
 
 def start_warning(config: RunConfig) -> str:
-    """What a run can be started with and should not; "": nothing."""
+    """Warn of sampling settings that a run can start with and should not; "": there are none."""
     rollout = config.rollout
     if rollout.top_p < 1 or rollout.top_k:
         return (
@@ -362,7 +362,7 @@ def start_warning(config: RunConfig) -> str:
 
 
 def loss_warning(config: RunConfig) -> str:
-    """What a loss bounds that it is not meant to; "": nothing."""
+    """Warn of clip bounds that would clip by staleness alone; "": they would not."""
     trainer, loss = config.trainer, config.trainer.loss
     least = min(loss.clip_low, loss.clip_high)
     holds_staleness = loss.proximal != "step_start" and trainer.max_staleness > 0

@@ -1,4 +1,4 @@
-"""The tables of a configuration about agents, which call the model, and what comes of them."""
+"""The tables of a configuration about agents, which call the model, and about their outcomes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AgentSection(Section, section="agent"):
     """An agent: it gets a task, calls the model as an OpenAI server, and ends."""
 
     name: str = "agent"
-    """What events and screens call it."""
+    """Name in events and on screens."""
     weight: PositiveFloat = 1.0
     """Its share of the groups, beside other agents."""
     command: tuple[str, ...] = ()
@@ -108,7 +108,8 @@ class AgentSection(Section, section="agent"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySection(Section, section="gateway"):
-    """Where runners of remote agents, and clients from outside, reach the rollout workers."""
+    """Address at which runners of remote agents, and clients from outside, reach the rollout
+    workers."""
 
     host: str = "127.0.0.1"
     """Address of the network interface on which rollout workers listen for runners."""
@@ -116,8 +117,8 @@ class GatewaySection(Section, section="gateway"):
     """Port of worker `rollout-0`; `rollout-N` has the N-th behind it. 0: any free one, which the
     worker's `runner.json` names, and which it takes again when it is started again there."""
     url: str = ""
-    """Where runners find it, if not there: a reverse proxy's, with `{port}` for the worker's port.
-    Empty: `http://host:port`."""
+    """Address for runners, if it is another: a reverse proxy's, with `{port}` for the worker's
+    port. Empty: `http://host:port`."""
 
     def _problems(self) -> Iterator[str]:
         example = self.url.replace("{port}", "1")
@@ -130,7 +131,7 @@ class GatewaySection(Section, section="gateway"):
             yield from every_interface(
                 "host",
                 self.host,
-                "runners are told this address; name that of one interface, or set gateway.url",
+                "runners are given this address; name that of one interface, or set gateway.url",
             )
 
 
@@ -144,7 +145,7 @@ def agent_problems(
     data: DataSection,
     deadline_s: float,
 ) -> Iterator[str]:
-    """What goes with agents, and what goes with them alone; as `worded` completes it."""
+    """Problems of settings that exclude agents or need them; as `worded` completes them."""
     if not agents:
         if gateway != GatewaySection():
             yield "gateway is set, but there is no table [[agent]]: nobody would ask there"
@@ -161,7 +162,7 @@ def agent_problems(
         yield "[gateway.port], but [rollout.workers]: there are no ports above 65535"
     names = [agent.name for agent in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield f"agent.name is {twice[0]!r} twice: events and screens tell agents apart by it"
+        yield f"agent.name is {twice[0]!r} twice: events and screens name agents by it"
     if environment.name:
         yield (
             "[environment.name], and there are tables [[agent]]: an agent answers the policy "
@@ -185,7 +186,7 @@ def agent_problems(
 def _outside_problems(
     agents: Sequence[AgentSection], reward: RewardSection, data: DataSection
 ) -> Iterator[str]:
-    """What sessions that are no rows of the data cannot have."""
+    """Problems of settings that sessions from outside, which are no rows of the data, exclude."""
     outside = [agent for agent in agents if agent.outside]
     if outside and reward.verifier != AGENT:
         yield (
@@ -217,18 +218,18 @@ class OutcomeSection(Section, section="outcome"):
 
     @property
     def late_s(self) -> float:
-        """How long a sample may wait after its session; 0: nobody is waited for."""
+        """Longest wait of a sample after its session, seconds; 0: it waits for no grader."""
         return self.deadline_s if self.wait_for else 0.0
 
 
 def outcome_problems(outcome: OutcomeSection, *, has_agents: bool) -> Iterator[str]:
-    """What goes with agents alone."""
+    """Problems of settings that need agents."""
     if outcome.wait_for and not has_agents:
         yield "[outcome.wait_for], but there is no table [[agent]]: outcomes are of sessions"
 
 
 def late_problems(outcome: OutcomeSection, group_s: float, sample_s: float) -> Iterator[str]:
-    """What would drop a group before its graders have spoken."""
+    """Problems of deadlines that would drop a group before its graders have reported."""
     if outcome.wait_for and group_s < sample_s + outcome.late_s:
         yield (
             "[trainer.group_deadline_s], but [outcome.deadline_s]: a group's clock starts with its "

@@ -1,4 +1,4 @@
-"""What the sections of a configuration promise of their values, and how a refusal is worded."""
+"""Conditions on the values of a configuration's sections, and the wording of a refusal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = re.compile(r"\[([a-z_][\w.]*)\]")
 
 
 class Must(NamedTuple):
-    """What a field's value must be; stands in its type."""
+    """Condition on a field's value; stands in its type."""
 
     wanted: str
     admits: Callable[[Any], object]
@@ -68,7 +68,7 @@ class Section:
         refuse_first(self._problems(), self, f"{self._section}.")
 
     def _problems(self) -> Iterator[str]:
-        """What cannot be meant, as `worded` completes it."""
+        """Problems of the section's values, as `worded` completes them."""
         return iter(())
 
 
@@ -94,13 +94,13 @@ def refuse_first(problems: Iterator[str], config: object, prefix: str = "") -> N
 def worded(problem: str, config: object, prefix: str = "") -> str:
     """A sentence in which each `[name]` of a field becomes `prefix.name is VALUE`."""
 
-    def told(found: re.Match[str]) -> str:
+    def named(found: re.Match[str]) -> str:
         try:
             return f"{prefix}{found[1]} is {_shown(attrgetter(found[1])(config))}"
         except AttributeError:  # of a value, in which anything may stand
             return found[0]
 
-    return _NAMED.sub(told, problem)
+    return _NAMED.sub(named, problem)
 
 
 def _shown(value: object) -> str:
@@ -115,14 +115,14 @@ def every_interface(field: str, host: str, why: str) -> Iterator[str]:
     """A problem, if an address means every interface.
 
     Args:
-        why: one is to be named.
+        why: the reason to name one of them.
     """
     if host in _EVERY_INTERFACE:
         yield f"[{field}]: {why}"
 
 
 def check_urls(name: str, urls: Sequence[str]) -> None:
-    """Each is the address of one server.
+    """Check that each is the address of one server.
 
     Raises:
         ConfigError: one is not, or is named twice.
@@ -136,7 +136,7 @@ def check_urls(name: str, urls: Sequence[str]) -> None:
 
 
 def check_address(field: str, host: str) -> None:
-    """Refuse what is no address of this host, by the field's full name, before anything listens.
+    """Refuse an address that is none of this host, by the field's full name, before a part listens.
 
     Raises:
         ConfigError: nothing can listen there.

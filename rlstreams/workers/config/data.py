@@ -1,4 +1,4 @@
-"""The sections of a configuration about problems: where they are, what their columns are called."""
+"""The sections of a configuration about problems: the places of data, the names of columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from rlstreams.workers.config.checks import NonNegativeInt, PositiveInt, Section, ShareBelow1
 from rlstreams.workers.config.user_code import Option
 
-HUB, GYM = "hf:", "gym:"  # what begins a name that is no path
+HUB, GYM = "hf:", "gym:"  # begin names that are no paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

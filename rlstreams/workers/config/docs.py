@@ -34,7 +34,7 @@ class FieldDoc:
     kind: str  # its type in words
     default: str  # as TOML; empty: it must be given
     sentence: str
-    symptom: str  # what is seen when the value is wrong; empty: not written yet
+    symptom: str  # the sign of a wrong value; empty: not written yet
 
 
 @functools.cache
@@ -58,11 +58,11 @@ def section_docs() -> Mapping[str, str]:
 
 
 def page() -> str:
-    """All of it as one Markdown page."""
+    """All fields as one Markdown page."""
     lines = [
         "# Configuration",
         "",
-        "Every field with its default, as `rlstreams config fields` prints it; behind *When:* what",
+        "Every field with its default, as `rlstreams config fields` prints it; *When:* names what",
         "is seen if it should have another value. Files merge from left to right, each after the",
         "files that its `extends` names (`example:NAME.toml`: one that comes with the package);",
         "`--section.field VALUE` comes last. `rlstreams config show FILE --why FIELD` shows where",
@@ -139,7 +139,7 @@ def _by_section(docs: Sequence[FieldDoc]) -> Iterator[tuple[str, list[FieldDoc]]
 
 
 def _prefix(section: str) -> str:
-    """Of the names of a section's fields; an array of tables is `[name]`, its fields `name[].`."""
+    """Prefix of a section's field names; an array of tables is `[name]`, its fields `name[].`."""
     return f"{section[1:-1]}[]." if section.startswith("[") else f"{section}."
 
 

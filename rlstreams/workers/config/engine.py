@@ -44,7 +44,7 @@ class EngineSection(Section, section="engine"):
     """Address that such a server listens on, without authentication: loopback, or one private
     interface."""
     port: Port = 0
-    """Port of the first server, the next has the next; 0: any free, which `up` tells all roles."""
+    """Port of the first server, the next has the next; 0: any free, which `up` gives to all."""
     report_host: Ipv4 = "127.0.0.1"
     """Address of this worker to which its servers report that a version has arrived."""
     load: Literal["dummy", "auto"] = "dummy"
@@ -122,6 +122,6 @@ class EngineSection(Section, section="engine"):
         yield from every_interface(
             "report_host",
             self.report_host,
-            "servers are told this address to report to; name the one that they reach this "
+            "servers are given this address to report to; name the one that they reach this "
             "worker by",
         )

@@ -1,4 +1,4 @@
-"""The fields of a `RunConfig`: what each is called, which type it has, and which one was meant."""
+"""The fields of a `RunConfig`: their names and types, and the nearest one to a wrong name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FieldError(ValueError):
 
 
 def field_type(names: Sequence[str]) -> Any:  # noqa: ANN401
-    """The type of a dotted field; of an entry of a free table, what the table holds.
+    """The type of a dotted field; of an entry of a free table, the type of its values.
 
     Raises:
         FieldError: there is no such field.
@@ -49,7 +49,7 @@ def split_name(name: str) -> list[str]:
 
 
 def is_free_table(kind: Any) -> bool:  # noqa: ANN401
-    """Whether its keys are somebody else's."""
+    """Whether it is a table whose keys are not ours to name."""
     return typing.get_origin(kind) is dict
 
 

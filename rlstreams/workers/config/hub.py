@@ -1,6 +1,6 @@
 """The folder of a model: a path, or `hf:ORG/NAME[@REVISION]` of the Hugging Face hub.
 
-What is on this machine already is used as it is, without a connection, so that all roles of a run
+A model that is on this machine is used as it is, without a connection, so that all roles of a run
 read the same files; the hash of the weights is in the trainer's claim all the same. A revision
 pins them. The library's own variables count: `HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`.
 """

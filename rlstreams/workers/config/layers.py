@@ -46,7 +46,7 @@ _PATHS = frozenset(
     {"data.train", "data.held_out", "data.template", "model.path", "judge.model", "broker.jars_dir"}
     | {"reward.options.schema_file", "reward.options.template_file", "logprob.reference"}
 )
-_WORDS = {"logprob.reference": START}  # what stands for a path and is none
+_WORDS = {"logprob.reference": START}  # words that may stand in the place of a path
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
     r"|^(engine|agent|judge)\.env\.(?i:.*(token|secret|password|key))$"
@@ -74,9 +74,9 @@ class Layer:
     origin: str
     """File name, or `override --name`."""
     values: Mapping[str, Any]
-    """By dotted name."""
+    """Values by dotted name."""
     places: Mapping[str, Place]
-    """Where names and the tables that hold them stand, as far as that is known."""
+    """Line and column of names and of the tables that hold them, as far as that is known."""
 
     def at(self, name: str) -> str:
         """`file:line:column` of a field, or of the nearest table around it."""
@@ -151,7 +151,7 @@ def pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def tree_layer(tree: Tree, origin: str, folder: Path = Path("/")) -> Layer:
-    """Values that come from neither; `folder` is that of relative paths in them.
+    """Values from no file and no override; `folder` is that of relative paths in them.
 
     Raises:
         ConfigError: unknown or mistyped fields.
@@ -185,7 +185,7 @@ def read(path: Path) -> str:
 
 
 def _of_folder(path: Path) -> str:
-    """What to name instead of it."""
+    """Advice on the file to name instead of a folder."""
     if (path / CONFIG_FILE).is_file():
         return f"name its {path / CONFIG_FILE}"
     return "a CONFIG is a TOML file"
@@ -283,7 +283,7 @@ def _check(kind: Any, name: str, value: Any, layer: Layer) -> None:  # noqa: ANN
 
 
 def _refuse_plain(name: str, value: Any, layer: Layer) -> None:  # noqa: ANN401
-    """A secret that would be written down."""
+    """Refuse a secret that would be written down."""
     for shown, rule, inner in _singly(name, value):
         if is_secret(rule) and inner and not str(inner).startswith(_REFERENCES):
             raise ConfigError(
@@ -292,7 +292,7 @@ def _refuse_plain(name: str, value: Any, layer: Layer) -> None:  # noqa: ANN401
 
 
 def _where_in(why: str) -> str:
-    """What `why` adds to what has been said: the entry of an array that is wrong, for instance."""
+    """The part of `why` that the message lacks: the wrong entry of an array, for instance."""
     said, at, entry = why.partition(" - at ")
     if at:
         return f" ({said} at {entry.strip('`').removeprefix('$')})"
@@ -300,7 +300,7 @@ def _where_in(why: str) -> str:
 
 
 def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
-    """`value`, with a path in it made absolute against the folder of who set it."""
+    """`value`, with a path in it made absolute against the folder of its layer."""
     if name in _PATHS and isinstance(value, str):
         is_name = value in ("", _WORDS.get(name)) or value.startswith((HUB, GYM))
         return value if is_name else _absolute(value, folder)

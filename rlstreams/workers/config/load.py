@@ -30,9 +30,9 @@ from rlstreams.workers.config.layers import (
 )
 from rlstreams.workers.config.run import RunConfig
 
-# Of fields whose default is not what was computed before they existed.
-# What a recorded configuration may name and nothing reads any more.
+# Fields that a recorded configuration may have, and that no code reads any more.
 REMOVED = ("weights.hold_s", "engine.routers")
+# Values of fields before they existed, where their default is another one.
 BEFORE: Mapping[str, Any] = {
     "trainer.loss.clip_dual": 0.0,
     "trainer.loss.lone": "reward",
@@ -43,7 +43,7 @@ BEFORE: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One layer's word on a field."""
+    """A layer's value of a field, and its place."""
 
     value: Any  # as the layer has it; a secret is a reference
     place: str  # `file:line:column`, or the override
@@ -51,15 +51,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration, and who set which field."""
+    """A configuration, and the layers that set each field."""
 
     config: RunConfig
     history: Mapping[str, tuple[Setting, ...]]
-    """By dotted name, first to last: the last one counts. Defaults are not in it."""
+    """Settings by dotted name, first to last: the last one counts. Defaults are not in it."""
 
     @property
     def origins(self) -> Mapping[str, str]:
-        """Where each value that is no default comes from, by dotted name."""
+        """Place of each value that is no default, by dotted name."""
         return {name: settings[-1].place for name, settings in self.history.items()}
 
 
@@ -84,7 +84,7 @@ def load_with_origins(paths: Sequence[str | Path], overrides: Sequence[str] = ()
 
 
 def _layers(path: Path) -> Sequence[Layer]:
-    """A TOML file and what it extends; of a run's folder what its `config.json` says."""
+    """Layers of a TOML file and of those that it extends; of a run's folder its `config.json`."""
     if what_is(path) != "a run":
         return file_layers(path)
     config = read_json(path / CONFIG_FILE)
@@ -101,8 +101,8 @@ def resolved_json(config: RunConfig) -> str:
 def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
     """The configuration that `resolved_json` wrote, perhaps an earlier version of this code.
 
-    What that version did not know yet gets the value that it computed with, so that its steps are
-    redone as they were; and it is not held to `check_start`.
+    A field that this version did not know yet gets the value that it computed with, so that its
+    steps are redone as they were; `check_start` is left out.
 
     Args:
         origin: where the text comes from, for messages.
@@ -167,7 +167,7 @@ def over(config: RunConfig, overrides: Sequence[str], origin: str) -> RunConfig:
 
 
 def check_secrets(loaded: Loaded) -> None:
-    """Resolve every reference to a secret, so that one which is not set is told before a start.
+    """Resolve every reference to a secret, so that one which is not set is reported before a start.
 
     Raises:
         ConfigError: names the place, the field and what is not there.
@@ -184,7 +184,7 @@ def merged(layers: Sequence[Layer], *, is_start: bool = True) -> Loaded:
     """The configuration that layers make, later ones over earlier ones.
 
     Args:
-        is_start: hold it to what a run that begins must have.
+        is_start: check it as a start does, too.
     """
     tree: Tree = {}
     history: dict[str, tuple[Setting, ...]] = {}

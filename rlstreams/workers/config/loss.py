@@ -27,11 +27,11 @@ WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSection(Section, section="trainer.loss"):
-    """Policy loss: advantages, what bounds a token's ratio, and what corrects the sampler's weight.
+    """Policy loss: advantages, bounds of a token's ratio, and corrections of the sampler's weight.
     Formulas and sources: infra/docs/loss.md; `rlstreams config loss` prints the one that runs."""
 
     kind: Kind = "ppo"
-    """What bounds a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 0.03,
+    """Bound of a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 0.03,
     `clip_high` 0.04; to the step's start 3e-4, 4e-4), the token's weight (CISPO), a soft gate
     (SAPO), a divergence (DPPO), the batch's second moment (M2PO). `sft`: the answers' likelihood;
     `distill`: the divergence from a teacher, `logprob.reference`."""
@@ -42,7 +42,7 @@ class LossSection(Section, section="trainer.loss"):
     """Mean over all tokens; over samples of each one's mean; or of each one's sum divided by
     `constant_tokens`."""
     constant_tokens: NonNegativeInt = 0
-    """What `reduce = "constant"` divides by; `rollout.max_new_tokens` is usual."""
+    """Divisor of `reduce = "constant"`; `rollout.max_new_tokens` is usual."""
     clip_low: ShareBelow1 = 0.2
     """Ratio to the proximal policy is clipped at 1 - this."""
     clip_high: NonNegativeFloat = 0.28
@@ -62,9 +62,9 @@ class LossSection(Section, section="trainer.loss"):
     """Of `m2po`: the batch's mean of (log policy / behavior)^2; the tokens furthest off are
     masked."""
     advantage: Advantage = "grpo"
-    """What a reward is compared with: the group (GRPO), the siblings (RLOO), the batch
+    """Baseline of a reward: the group (GRPO), the siblings (RLOO), the batch
     (REINFORCE++), the group, divided by its mean (MaxRL), or a critic's value of each token
-    (GAE); `reward`: nothing; `one`: each sample has advantage 1."""
+    (GAE); `reward`: none; `one`: each sample has advantage 1."""
     reward_min: NonNegativeFloat = 0.0
     """With `reward` and `one`: a sample of a lower reward has advantage 0; 0: none has."""
     normalize_std: bool = True
@@ -94,7 +94,7 @@ class LossSection(Section, section="trainer.loss"):
     """Importance weight proximal / behavior: cut at `weight_cap` (TIS), 0 outside of its bounds
     (IcePop, MIS), or 1."""
     correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Whose weight it is: each token's, the sample's product, or its geometric mean."""
+    """Level of the weight: each token's, the sample's product, or its geometric mean."""
     weight_cap: PositiveFloat = 2.0
     """Upper bound of the importance weight."""
     weight_floor: NonNegativeFloat = 0.0
@@ -108,7 +108,7 @@ class LossSection(Section, section="trainer.loss"):
     rejection: Literal["none", "k1", "k2", "k3"] = "none"
     """Statistic of proximal / behavior, `k1`, `k2` or `k3`, by which tokens or samples go."""
     rejection_level: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
-    """Whose statistic counts: each token's, or the sample's sum, mean or maximum."""
+    """Level of the statistic: each token's, or the sample's sum, mean or maximum."""
     rejection_low: NonNegativeFloat = 0.0
     """With k1: the ratio below which is rejected."""
     rejection_high: NonNegativeFloat = 0.0

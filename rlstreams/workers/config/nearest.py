@@ -14,9 +14,9 @@ def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def meant_path(path: str | Path) -> str:
-    """The same of what lies beside `path`, or beside the first folder above it that is not there.
+    """The same for files beside `path`, or beside the first folder above it that is not there.
 
-    What is looked into and cannot be read has nothing near.
+    A folder that cannot be read has no near name.
     """
     missing = Path(path)
     while not missing.parent.exists() and missing.parent != missing:

@@ -38,7 +38,7 @@ class DeadlinesSection(Section, section="deadlines"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSection(Section, section="guard"):
-    """What happens if samplers and scorer disagree about log-probs under the same version."""
+    """Action if samplers and scorer disagree about log-probs under the same version."""
 
     action: Literal["pause", "warn", "off"] = "pause"
     """`pause`: the run pauses before the step, until `rlstreams control resume`."""
@@ -78,7 +78,7 @@ class MlflowSection(Section, section="track.mlflow"):
     """MLflow."""
 
     uri: str = ""
-    """Of the tracking server, without a password, or `file:PATH`; empty: not used."""
+    """Address of the tracking server, without a password, or `file:PATH`; empty: not used."""
     experiment: str = ""
     """Empty: the run's id."""
 
@@ -105,12 +105,12 @@ class TensorboardSection:
     """TensorBoard's event files."""
 
     folder: str = ""
-    """Where they lie; `{id}` is the run's. Empty: not used."""
+    """Folder of the files; `{id}` is the run's. Empty: not used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackSection:
-    """Trackers that `up` and `rlstreams metrics track` write to, each by what names its place."""
+    """Trackers that `up` and `rlstreams metrics track` write to, each if its place is named."""
 
     wandb: WandbSection = field(default_factory=WandbSection)
     mlflow: MlflowSection = field(default_factory=MlflowSection)
@@ -134,7 +134,7 @@ class Device(Section, section="devices"):
     """GPUs whose roles take turns."""
 
     name: str
-    """What events and messages call it."""
+    """Name in events and messages."""
     roles: tuple[Literal["trainer", "rollout", "logprob"], ...]
     """Roles that share it, at least two, one worker each; one at a time has its memory there."""
     gpus: tuple[int, ...] = ()
@@ -142,7 +142,7 @@ class Device(Section, section="devices"):
     turn_s: NonNegativeFloat = 2.0
     """Smallest turn: so long a role keeps the device while it has work."""
     longest_turn_s: PositiveFloat = 120.0
-    """After this long the device goes to whoever else has work."""
+    """After this long the device goes to any other role with work."""
     change_s: PositiveFloat = 120.0
     """Time limit for a role to give its memory up, or to load it back; then it is killed."""
 

@@ -94,13 +94,13 @@ class JudgeSection(Section, section="judge"):
     """Model folder, or `hf:ORG/NAME`, that the verifier `judge` asks where its options name no
     `url`; empty: you serve it. It stays as it is: no weights are pulled into it."""
     engine: Literal["vllm", "sglang"] = "vllm"
-    """What serves it."""
+    """Program that serves it."""
     python: str = ""
     """Python executable of that server's environment; empty: as `engine.python`."""
     args: dict[str, str | int | float | bool] = field(default_factory=dict)
     """Arguments for it, without dashes: `gpu-memory-utilization = 0.4` on a GPU that others use."""
     env: dict[str, str | int | float | bool] = field(default_factory=dict)
-    """Environment variables of it, such as `CUDA_VISIBLE_DEVICES`; secrets as `env:NAME` or
+    """Environment variables of the server, such as `CUDA_VISIBLE_DEVICES`; secrets as `env:NAME` or
     `file:PATH`."""
     host: Ipv4 = "127.0.0.1"
     """Address that it listens on, without authentication, and that rollout workers ask."""
@@ -112,7 +112,7 @@ class JudgeSection(Section, section="judge"):
 
     @property
     def url(self) -> str:
-        """Where it is asked."""
+        """Address of the server."""
         return f"http://{self.host}:{self.port}"
 
     def _problems(self) -> Iterator[str]:
@@ -145,13 +145,13 @@ def judge_problems(section: RewardSection, judge: JudgeSection) -> Iterator[str]
 
 
 def judging_s(section: RewardSection) -> float:
-    """How long the reward of one answer may take: each term's attempts, one after the other."""
+    """Longest time of one answer's reward, seconds: each term's attempts, one after the other."""
     terms = section.parts or (section,)
     return sum(term_s(section, term.verifier, term.options) for term in terms)
 
 
 def term_s(section: RewardSection, verifier: str, options: Mapping[str, Option]) -> float:
-    """Of one verifier; a judge waits for its server, and then for an answer."""
+    """Longest time of one verifier, seconds; a judge waits for its server, then for an answer."""
     if verifier != JUDGE:
         return section.timeout_s * section.attempts
     patience_s = options.get("patience_s", JUDGE_PATIENCE_S)
@@ -164,7 +164,7 @@ def term_s(section: RewardSection, verifier: str, options: Mapping[str, Option])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSection(Section, section="environment"):
-    """What answers the policy between its turns."""
+    """User code that answers the policy between its turns."""
 
     name: str = ""
     """Your `file.py:Class` or `module:Class`, one object per sample, in a separate process; empty:

@@ -53,7 +53,7 @@ class RunSection(Section, section="run"):
     dir: str = "runs/{id}"
     """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
     on_changed_code: Literal["refuse", "record"] = "refuse"
-    """What a role does that starts in a living run with another reward, environment, judge's
+    """Behavior of a role that starts in a living run with another reward, environment, judge's
     template or held-out file than the trainer claimed: end and name it, or go on with it."""
 
     def _problems(self) -> Iterator[str]:
@@ -67,7 +67,7 @@ class RunSection(Section, section="run"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSection(Section, section="broker"):
-    """Where the log lives."""
+    """The Kafka broker that holds the log."""
 
     bootstrap: str = ""
     """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
@@ -88,9 +88,9 @@ class BrokerSection(Section, section="broker"):
     """Partitions of these topics at least: so many workers of a role find work, however few a run
     begins with. They are made at its start and never change."""
     payload_retention_hours: PositiveFloat = 168.0
-    """How long trajectories and scores are kept; a longer pause loses what was under way."""
+    """Hours for which trajectories and scores are kept; a longer pause loses work under way."""
     payload_retention_bytes: int = 16 * 1024**3
-    """How much of them each partition keeps; the oldest are removed first. -1: no bound."""
+    """Bytes of them that each partition keeps; the oldest are removed first. -1: no bound."""
     fsync: bool = False
     """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
     options: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class BrokerSection(Section, section="broker"):
         yield from every_interface(
             "host",
             self.host,
-            "clients are told this address; name that of one interface that they reach",
+            "clients are given this address; name that of one interface that they reach",
         )
         if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
             yield "[payload_retention_bytes]: it must be positive, or -1 for no bound"
@@ -115,8 +115,8 @@ class ModelSection(Section, section="model"):
     path: str = ""
     """Hugging Face folder: config, safetensors, tokenizer. It is version 0."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What weights are computed with and published in; `bfloat16`: the trainer keeps their lower
-    halves, gradients and moments in float32."""
+    """Type that weights are computed with and published in; `bfloat16`: the trainer keeps their
+    lower halves, gradients and moments in float32."""
     threads: PositiveInt = 1
     """Threads of each compute process; a redo is bit-identical only with the same number."""
 
@@ -138,7 +138,7 @@ class PromptsSection(Section, section="prompts"):
     evaluate_max_tokens: NonNegativeInt = 0
     """Longest held-out answer; 0: as `rollout.max_new_tokens`."""
     max_replacements: NonNegativeInt = 3
-    """How many times a dropped group's row is issued again."""
+    """Most times that a dropped group's row is issued again."""
 
     def _problems(self) -> Iterator[str]:
         if self.evaluate_temperature < 0 and self.evaluate_temperature != -1:
@@ -180,9 +180,9 @@ class LogprobSection(Section, section="logprob"):
     """Scoring."""
 
     place: Literal["separate", "trainer", "off"] = "separate"
-    """Who computes log-probs: a service of its own, under the version that sampled; the trainer,
-    under its own weights; or nobody, and the sampler's stand in. But for `separate` the workers
-    hold no model."""
+    """Role that computes log-probs: a service of its own, under the version that sampled; the
+    trainer, under its own weights; or none, and the sampler's stand in. Only with `separate` the
+    workers hold a model."""
     workers: PositiveInt = 1
     """Replicas, each of which takes partitions of its own."""
     ranks: PositiveInt = 1
@@ -191,7 +191,7 @@ class LogprobSection(Section, section="logprob"):
     """Device: `cpu`, `cuda` or `cuda:N`. Further ranks, and with `up` further replicas, take the
     GPUs behind it. `auto`: GPUs that trainer and servers of this host leave; else the trainer's."""
     backend: Literal["builtin", "megatron"] = "builtin"
-    """What computes: layers of Hugging Face, or of megatron-core as in `trainer.backend`."""
+    """Layers that compute: of Hugging Face, or of megatron-core as in `trainer.backend`."""
     token_budget: PositiveInt = 16384
     """Tokens of a forward pass, of a bin or of padded rows; a window closes with so many ..."""
     window_s: PositiveFloat = 0.1
@@ -224,7 +224,7 @@ class WeightsSection(Section, section="weights"):
     """Shared secret that pullers authenticate with; `env:NAME` or `file:PATH`. Empty: generated in
     the run's folder."""
     snapshot: Literal["auto", "device", "pinned"] = "auto"
-    """Where the trainer keeps the copy it serves: beside the model, or in pinned host memory.
+    """Place of the copy that the trainer serves: beside the model, or in pinned host memory.
     `auto`: `device` if it fits and `trainer.ranks` is 1."""
     window_s: NonNegativeFloat = 0.05
     """Pullers that become ready within this time share one broadcast."""
@@ -246,7 +246,7 @@ class WeightsSection(Section, section="weights"):
             yield from every_interface(
                 "host",
                 self.host,
-                "pullers are told this address, and anybody could ask; name that of the interface "
+                "pullers are given this address, and anybody could ask; name that of the interface "
                 "by which they reach the trainer",
             )
         if self.channel == "nccl" and ":" in self.host:
@@ -296,7 +296,7 @@ class RunConfig:
     devices: tuple[Device, ...] = ()
     """GPUs that roles share by turns, one table `[[devices]]` each."""
     agent: tuple[AgentSection, ...] = ()
-    """Agents, one table `[[agent]]` each: a sample is what one does, and not one answer."""
+    """Agents, one table `[[agent]]` each: a sample is the session of one, and not one answer."""
 
     def shared_device(self, role: str) -> Device | None:
         """The device that `role` has by turns; None: it has its own."""
@@ -316,7 +316,7 @@ class RunConfig:
 
     @property
     def store_address(self) -> str:
-        """Of the weight store; empty: there is none."""
+        """Address of the weight store; empty: there is none."""
         if self.store.url:
             return self.store.url.replace("{id}", self.run.id)
         return f"{self.folder}/store" if self.weights.channel == "store" else ""
@@ -334,14 +334,14 @@ class RunConfig:
 
     @property
     def num_turns(self) -> int:
-        """Of the policy in one sample, at most."""
+        """Turns of the policy in one sample, at most."""
         if self.agent:
             return max(agent.max_calls for agent in self.agent)
         return self.environment.max_turns if self.environment.name else 1
 
     @property
     def versions_held(self) -> int:
-        """Of the log-prob worker; with fewer it pulls the same versions again and again."""
+        """Versions that the log-prob worker holds; with fewer it pulls the same ones repeatedly."""
         if self.logprob.place != "separate":
             return 0
         return self.logprob.versions_held or self.trainer.max_staleness + 1
@@ -371,7 +371,7 @@ class RunConfig:
         return self.trainer.device, "it is the trainer's: no other GPU is free"
 
     def _used_of(self, gpus: Sequence[str]) -> set[int]:
-        """Which of these GPUs trainer and samplers have."""
+        """Indices of these GPUs that trainer and samplers have."""
         first = int(self.trainer.device.partition(":")[2] or 0)
         used = {*range(first, first + self.trainer.ranks_here)}
         if self.rollout.engine == "builtin":
@@ -386,7 +386,7 @@ class RunConfig:
         return used
 
     def of_replica(self, ordinal: int) -> RunConfig:
-        """With the device of one of several scorers on one host: the GPUs behind the others'."""
+        """The configuration of one of several scorers on one host: its GPUs follow the others'."""
         kind, _, number = self.logprob.device.partition(":")
         if kind == "cpu" or not ordinal:
             return self

@@ -25,7 +25,7 @@ def toml_lines(tree: Mapping[str, Any], origins: Mapping[str, str], name: str = 
 
 
 def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:
-    """What a field is, its value, and every layer's word on it; the last one counts.
+    """Lines of a field's meaning, its value, and every layer's value; the last one counts.
 
     Raises ConfigError: there is no such field.
     """
@@ -60,7 +60,7 @@ def why(name: str, tree: Mapping[str, Any], history: Mapping[str, Any]) -> list[
 
 
 def _is_inline(name: str) -> bool:
-    """Whether a table is a value of somebody's, inside of a free one."""
+    """Whether a table is a value inside of a free table."""
     from rlstreams.workers.config.fields import field_type, is_free_table
 
     *above, _ = name.split(".")

@@ -35,7 +35,7 @@ class OptimizerSection(Section, section="trainer.optimizer"):
     decay_steps: NonNegativeInt = 0
     """Step from which a falling learning rate is `lr_end`; `trainer.steps` is usual."""
     lr_end: NonNegativeFloat = 0.0
-    """Where a falling learning rate ends."""
+    """Last value of a falling learning rate."""
     beta1: ShareBelow1 = 0.9
     """Decay rate of the first moment."""
     beta2: ShareBelow1 = 0.95
@@ -74,8 +74,8 @@ class LoraSection(Section, section="trainer.lora"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSection(Section, section="trainer.layout"):
-    """What ranks share beside a batch: with backend `fsdp2` `cp`, with `megatron` the others. What
-    `cp`, `tp` and `pp` leave of `trainer.ranks` computes different rows."""
+    """Split of a row and of the model over ranks: with backend `fsdp2` by `cp`, with `megatron` by
+    the others. Ranks beyond `cp` x `tp` x `pp` compute different rows."""
 
     cp: PositiveInt = 1
     """Ranks that share each row, a slice of its tokens each, and in attention some heads."""
@@ -89,7 +89,7 @@ class LayoutSection(Section, section="trainer.layout"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerLayoutSection(LayoutSection, section="logprob.layout"):
-    """What ranks of a scorer share beside a window: as `trainer.layout`."""
+    """Split of a row and of the model over ranks of a scorer: as `trainer.layout`."""
 
 
 def layout_problems(name: str, backend: str, ranks: int, layout: LayoutSection) -> Iterator[str]:
@@ -117,7 +117,7 @@ class TrainerSection(Section, section="trainer"):
     device: DeviceName = "cpu"
     """Device: `cpu`, `cuda` or `cuda:N`. A redone step is bit-identical only on the same device."""
     backend: Literal["fsdp2", "megatron"] = "fsdp2"
-    """What computes: layers of Hugging Face, sharded by FSDP2, or of megatron-core
+    """Layers that compute: of Hugging Face, sharded by FSDP2, or of megatron-core
     (`rlstreams[megatron]`; Llama, Qwen3, Qwen3-MoE), cut by `trainer.layout`."""
     ranks: PositiveInt = 1
     """Processes that train together; rank R has GPU N + R of its host. A redo needs the same
@@ -180,7 +180,7 @@ class TrainerSection(Section, section="trainer"):
 
     @property
     def ranks_here(self) -> int:
-        """Of `ranks`, those on the trainer's own host, as on any other."""
+        """Number of `ranks` on the trainer's own host, as on any other."""
         return self.ranks // (1 + len(self.hosts))
 
     @property

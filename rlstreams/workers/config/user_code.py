@@ -18,7 +18,7 @@ Option: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
 
 
 def resolved(options: Mapping[str, Option], field: str) -> dict[str, Option]:
-    """The options with `env:NAME` and `file:PATH` replaced by what they name.
+    """The options with `env:NAME` and `file:PATH` replaced by the values that they name.
 
     Args:
         field: in front of an option's name, for messages.
@@ -111,7 +111,7 @@ def _imported(place: Path, content: bytes, root: Path) -> Iterator[Path]:
     try:
         nodes = list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError):
-        return  # who loads it says so
+        return  # its loader reports that
     for node in nodes:
         if isinstance(node, ast.Import):
             base, names = root, [alias.name for alias in node.names]

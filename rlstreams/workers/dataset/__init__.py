@@ -1,1 +1,1 @@
-"""Problems to learn from and to be judged on: where rows come from, and which are which."""
+"""Problems to learn from and to be judged on: sources of rows, and their splits."""

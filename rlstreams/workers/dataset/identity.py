@@ -1,7 +1,7 @@
-"""Which data set a run is about: the hash that a claim carries and a resumed run must match.
+"""Identity of a run's data: the hash that a claim carries and a resumed run must match.
 
-The plain case, a file of JSON lines with every row of it, has the file's own SHA-256. Whatever else
-decides which rows there are, and what they ask, goes into the hash beside it.
+The plain case, a file of JSON lines with every row of it, has the file's own SHA-256. All other
+settings that decide which rows there are, and what they ask, go into the hash beside it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.dataset.files import content_hash
 from rlstreams.workers.dataset.sources import Kind, source_of
 
-# Where data lie and how they are reached does not say what they are.
+# The place of data, and the way to reach it, do not change the content.
 _NOT_SHAPE = frozenset({"train", "held_out", "revision", "token"})
 
 
 def data_hashes(data: DataSection, names: Sequence[str] = ("train", "held_out")) -> dict[str, str]:
-    """Hashes of `train` and `held_out`, hexadecimal; without what is not named or not here."""
+    """Hashes of `train` and `held_out`, hexadecimal; of data that are named and here."""
     return {
         field: found for field in names if (found := _data_hash(data, f"data.{field}")) is not None
     }
@@ -57,7 +57,7 @@ def _data_hash(data: DataSection, field: str) -> str | None:
         source = source_of(data, field)
         digest = source.digest()
         shape = shape_of(data)
-    except (ConfigError, OSError):  # not on this machine: whoever reads it says so
+    except (ConfigError, OSError):  # not on this machine: the role that reads it reports that
         return None
     if source.kind is Kind.JSON_LINES and not shape:
         return digest

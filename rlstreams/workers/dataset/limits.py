@@ -1,4 +1,4 @@
-"""How long a prompt may be: what is left out and counted, and what is an error."""
+"""Limits of a prompt's length: rows that are left out and counted, and rows that are an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PromptEncoder(Protocol):
 
     @property
     def hash(self) -> str:
-        """Names the tokenizer's files."""
+        """Hash of the tokenizer's files."""
 
     def encode_prompt(self, prompt: PromptText) -> list[int]:
         """Token ids, special tokens included; the chat template is applied to messages.
@@ -28,7 +28,7 @@ class PromptEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of prompts, in tokens."""
+    """Limits of prompts, in tokens."""
 
     encoder: PromptEncoder
     longest: int  # that leaves the model room for one token
@@ -37,7 +37,7 @@ class Limits:
 
     @property
     def key(self) -> list[object]:
-        """All that decides what is left out."""
+        """All values that decide which rows are left out."""
         return [self.encoder.hash, self.longest, self.min_tokens, self.max_tokens]
 
     def reason(self, reader: RowReader, prompt: PromptText, num_bytes: int, place: str) -> str:
@@ -50,7 +50,7 @@ class Limits:
             num_bytes: of the row.
 
         Raises:
-            ConfigError: the model cannot take it, and nobody said to leave such rows out.
+            ConfigError: the model cannot take it, and no setting leaves such rows out.
         """
         dressed = reader.dressed(prompt)
         most = min(self.max_tokens or self.longest, self.longest)

@@ -1,4 +1,4 @@
-"""From `[data]` to its splits, checked: what the role `prompts`, `doctor` and `try` begin with."""
+"""Opens the splits of `[data]`, checked: for the role `prompts`, `doctor` and `try`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Problems:
 
     train: Dataset
     held_out: Dataset | None
-    told: Sequence[str]  # a line for each file: its rows, and what became of them
+    summary: Sequence[str]  # a line for each file: its rows, used and skipped
 
 
 def open_problems(
@@ -33,12 +33,12 @@ def open_problems(
     longest: int | None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Problems:
-    """Read what `[data]` names, or take the table that is kept, and check it.
+    """Read the data that `[data]` names, or take the table that is kept, and check it.
 
     Args:
         encoder: the tokenizer, with the chat template.
         longest: tokens that the model takes; None: unknown.
-        progress: told now and then how far a first pass is.
+        progress: called now and then with the state of a first pass.
 
     Raises:
         ConfigError: names field, file and line, and what is wrong there.
@@ -55,19 +55,19 @@ def open_problems(
         return Pass(source=source, reader=reader, limits=limits, progress=progress).dataset()
 
     whole = train = read("data.train")
-    held_out, parts, told = None, [], []
+    held_out, parts, summary = None, [], []
     if data.held_out_rows or data.held_out_fraction:
         train, held_out = hold_out(whole, data.held_out_rows, data.held_out_fraction)
         parts = [f"{len(held_out):,} held out"]
     parts += whole.skipped()
     if num_copies := len(whole) - len(train) - len(held_out or ()):
         parts.append(f"{num_copies:,} skipped as copies of held-out prompts")
-    told.append(_line(whole, len(train), "for training", parts))
+    summary.append(_line(whole, len(train), "for training", parts))
     if data.held_out:
         held_out = read("data.held_out")
-        told.append(_line(held_out, len(held_out), "to evaluate on", held_out.skipped()))
+        summary.append(_line(held_out, len(held_out), "to evaluate on", held_out.skipped()))
         check_disjoint(train, held_out)
-    return Problems(train=train, held_out=held_out, told=told)
+    return Problems(train=train, held_out=held_out, summary=summary)
 
 
 def prompt_encoder(config: RunConfig) -> PromptEncoder:
@@ -100,6 +100,6 @@ def first_rows(data: DataSection, field: str, count: int) -> list[Row]:
 
 
 def _line(read: Dataset, num_used: int, use: str, others: Sequence[str]) -> str:
-    """How many rows a source has, and what became of them."""
+    """Line of a source's rows: how many it has, are used, and are skipped."""
     parts = ", ".join([f"{num_used:,} {use}", *others]) if others else use
     return f"{read.source.name}: {len(read.table):,} rows{': ' if others else ' '}{parts}"

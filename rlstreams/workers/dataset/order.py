@@ -1,4 +1,4 @@
-"""In which order rows are trained on: a permutation for each epoch, keyed by the run's seed.
+"""The order in which rows are trained on: a permutation for each epoch, keyed by the run's seed.
 
 Rows are sorted by the raw output of a Philox generator, whose stream numpy promises to keep.
 """
@@ -14,7 +14,7 @@ _U64 = (1 << 64) - 1
 
 
 class Order:
-    """Which row stands at which position of the endless training order."""
+    """The row at each position of the endless training order."""
 
     def __init__(self, seed: int, num_rows: int) -> None:
         self._seed = seed & _U64
@@ -28,7 +28,7 @@ class Order:
         return epoch, int(self._of(epoch)[place])
 
     def after(self, epoch: int, rows: Collection[int]) -> int:
-        """The position behind the last one of `rows` in `epoch`; of no rows the epoch's first."""
+        """The position after the last one of `rows` in `epoch`; of no rows the epoch's first."""
         places = np.flatnonzero(np.isin(self._of(epoch), list(rows)))
         return epoch * self._num_rows + (int(places[-1]) + 1 if len(places) else 0)
 

@@ -1,4 +1,4 @@
-"""From the fields of a row to a problem: columns picked, answer cut out, prompt dressed. Pure."""
+"""Makes problems of rows: picks columns, cuts the answer out, completes the prompt. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Preset:
 
 PRESETS: Mapping[str, _Preset] = {
     "": _Preset(),
-    # What verl's `examples/data_preprocess` scripts write.
+    # Columns that verl's `examples/data_preprocess` scripts write.
     "verl": _Preset(answer=("reward_model.ground_truth",)),
     # TRL leaves the answer's name to the reward function; its own reward uses `solution`.
     "trl": _Preset(answer=("solution", "answer", "ground_truth")),
@@ -123,7 +123,7 @@ class RowReader:
         return [*(own or self._system), *self._shots, *prompt[len(own) :]]
 
     def check_rest(self, fields: Fields, place: str) -> None:
-        """Whether all but the prompt is there.
+        """Check that all but the prompt is there.
 
         Raises:
             ConfigError: names field, place and what is there instead.

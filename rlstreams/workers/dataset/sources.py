@@ -1,4 +1,4 @@
-"""Sources of data: what a name in `[data]` is: a file, a folder, a hub's data set, a gym's task."""
+"""Sources of data that `[data]` names: a file, a folder, a hub's data set, a gym's task."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rlstreams.workers.dataset.row import Fields
 
 _HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
 SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of tables of text, by ending
-_SAVED = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
+_SAVED = ("state.json", "dataset_dict.json")  # files that `save_to_disk` leaves
 
 
 class Kind(StrEnum):
-    """How rows are read."""
+    """Format of a source's rows."""
 
     JSON_LINES = "json-lines"
     PARQUET = "parquet"
@@ -41,7 +41,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A name, understood."""
+    """A source of rows, by its name in the configuration."""
 
     field: str  # of the configuration
     kind: Kind
@@ -57,7 +57,7 @@ class Source:
         return f"{self.path}:{number}" if own else f"{self.name}: row {number}"
 
     def files(self) -> Sequence[Path]:
-        """The user's own files; of what has none, nothing."""
+        """The user's own files; a hub's data set and a gym's task have none."""
         if self.kind in (Kind.HUB, Kind.GYM):
             return ()
         return (
@@ -67,7 +67,7 @@ class Source:
         )
 
     def digest(self) -> str:
-        """Names the content: of files by their bytes, of the others by what they are made from.
+        """Digest of the content: of files by their bytes, of others by the settings that make them.
 
         Raises:
             ConfigError: a file cannot be read.
@@ -92,11 +92,11 @@ class Source:
 
 
 def source_of(data: DataSection, field: str, named_by: str = "") -> Source:
-    """What `data.train` or `data.held_out` stands for.
+    """The source that `data.train` or `data.held_out` names.
 
     Args:
         field: `data.train` or `data.held_out`.
-        named_by: what messages name instead of the field.
+        named_by: name in messages, instead of the field's.
 
     Raises:
         ConfigError: nothing is named, or nothing has that name.
@@ -276,7 +276,7 @@ def _gym(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
         raise ConfigError(f"data.gym.options: task {source.name}: {err}") from err
     for number in range(gym.rows):
         entry = task[number]
-        # What its scorer wants lies together, away from names that mean something to us.
+        # The scorer's fields lie together, away from names that mean something to us.
         yield {"prompt": entry["question"], "answer": entry["answer"], "gym": entry["metadata"]}
 
 
@@ -298,7 +298,7 @@ def _line(fields: Fields, place: str) -> str:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401
-    """What JSON has no word for: numpy's numbers and arrays, times."""
+    """JSON form of values that JSON does not know: numpy's numbers and arrays, times."""
     if isinstance(value, bytes):
         raise TypeError("a column holds bytes")
     if isinstance(value, set | frozenset):

@@ -1,4 +1,4 @@
-"""Rows of a source, checked once, as an Arrow table; and the splits of it.
+"""Rows of a source, checked once, as an Arrow table; and the table's splits.
 
 A small file of JSON lines is read at each start. The table of anything else is kept in the cache,
 under all that decides what is in it, and mapped from there: a start reads no row, memory does not
@@ -26,8 +26,8 @@ from rlstreams.workers.dataset.limits import Limits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
 from rlstreams.workers.dataset.sources import Kind, Source, digest_of, numbered_rows
 
-KEPT_FROM_BYTES = 32 << 20  # what is smaller is read in a moment
-_VERSION = 3  # of what a table holds
+KEPT_FROM_BYTES = 32 << 20  # a smaller file is read in a moment
+_VERSION = 3  # of a table's content
 _BATCH_BYTES = 8 << 20
 _PROGRESS_S = 5.0
 _Signature = tuple[int, int, int]
@@ -36,7 +36,7 @@ _COLUMNS = {"line": "uint32", "left_out": "string", "prompt": "uint64", "row": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """One split: which rows of a table are its own."""
+    """One split: the rows of a table that are its own."""
 
     source: Source
     reader: RowReader
@@ -72,7 +72,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """All that decides what a table holds."""
+    """A pass over a source: all that decides the content of its table."""
 
     source: Source
     reader: RowReader
@@ -116,7 +116,7 @@ class Pass:
             path = cache_folder() / "tables" / f"{digest_of(known)}.arrow"
             try:
                 return _mapped(path)
-            except (FileNotFoundError, pyarrow.ArrowInvalid):  # the latter of what a power cut left
+            except (FileNotFoundError, pyarrow.ArrowInvalid):  # the latter after a power cut
                 self._write(path, before)
             return _mapped(path)
         except OSError as err:
@@ -198,7 +198,7 @@ def hold_out(whole: Dataset, num_rows: int, fraction: float) -> tuple[Dataset, D
 
 
 def check_disjoint(train: Dataset, held_out: Dataset) -> None:
-    """No prompt is in both.
+    """Check that no prompt is in both.
 
     Raises:
         ConfigError: says how many are, and names the first.
@@ -216,7 +216,7 @@ def check_disjoint(train: Dataset, held_out: Dataset) -> None:
 
 
 def _signature(path: Path) -> _Signature:
-    """What changes when a file is written or replaced: size, time of change in ns, inode."""
+    """Values that change when a file is written or replaced: size, time of change in ns, inode."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
 

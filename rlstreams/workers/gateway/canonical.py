@@ -1,4 +1,4 @@
-"""What of a request reaches the prompt, written in one way: by it calls are told apart and found.
+"""The part of a request that reaches the prompt, in one spelling, by which calls are matched.
 
 Clients write the same dialogue in several ways: JSON with another order of keys or other spaces,
 `content` as null, as "" or as a list of parts, `developer` for `system`, ids of tool calls made
@@ -94,7 +94,7 @@ def _tool_call(call: object, field: str) -> dict[str, Any]:
 
 
 def _arguments(given: object) -> object:
-    """An object, if they are one in JSON: a model's own mistake stays the text that it is."""
+    """Arguments as an object, if they are one in JSON; a model's malformed text stays text."""
     if not isinstance(given, str):
         return {} if given is None else given
     try:
@@ -105,7 +105,7 @@ def _arguments(given: object) -> object:
 
 
 def plain_tool(tool: Tool, field: str = "tool") -> dict[str, Any]:
-    """A tool's declaration with what templates show of it.
+    """A tool's declaration with the fields that templates show.
 
     Raises:
         CallRefusedError: 400; it is no function with a name.
@@ -134,9 +134,9 @@ class Spelled:
     chain: tuple[bytes, ...] = ()
     """A digest of each beginning of the dialogue: of its first 0, 1, ... and of all its messages.
 
-    Two beginnings with one digest say the same, with the same tools. What an answer thought is
-    left out, and spaces around its text: agents send back neither for sure, and of a call that is
-    found the recorded tokens are used, not the text.
+    Two beginnings with one digest say the same, with the same tools. An answer's reasoning and the
+    spaces around its text are left out: agents may send back neither, and of a call that is found
+    the recorded tokens are used, not the text.
     """
     numbers: Mapping[str, str] = field(default_factory=dict)  # by id of a tool call
     num_tool_calls: int = 0
@@ -158,18 +158,18 @@ def _is_same(one: Message, other: Message) -> bool:
 
 
 class Matcher:
-    """Tells requests of a session apart, and finds the call that one of them continues."""
+    """Distinguishes the requests of a session, and finds the call that one of them continues."""
 
     def __init__(self, ignored: Sequence[str] = ()) -> None:
         """
         Args:
-            ignored: regular expressions: what they find in texts that are no answer, a date for
-                example, makes no difference. By default everything makes one.
+            ignored: regular expressions: their matches in texts that are no answer, a date for
+                example, make no difference. By default all text counts.
         """
         self._ignored = tuple(map(re.compile, ignored))
 
     def request_hash(self, request: CallRequest, spelled: Spelled | None = None) -> str:
-        """SHA-256 of the canonical request, hexadecimal. What the run overrules is no part of it.
+        """SHA-256 of the canonical request, hexadecimal, without parameters that the run overrules.
 
         Args:
             spelled: of its messages and tools; None: they are not spelled yet.
@@ -198,7 +198,7 @@ class Matcher:
 
         Args:
             before: of an earlier request: where this one begins with all of its messages and has
-                its tools, only what is new is spelled.
+                its tools, only the new ones are spelled.
 
         Raises:
             CallRefusedError: 400; as `plain`.
@@ -233,7 +233,7 @@ class Matcher:
 
 
 def _loosely(made: dict[str, Any], text: bytes) -> bytes:
-    """A message as a later request is compared by: see `Spelled.chain`."""
+    """A message in the form that later requests are compared in: see `Spelled.chain`."""
     if made["role"] != "assistant":
         return text
     return _json(
@@ -268,7 +268,7 @@ def answer_message(parsed: Parsed) -> dict[str, Any]:
 
 
 def _json(value: object) -> bytes:
-    """In one spelling. Half of a surrogate pair is text for JSON, and none for UTF-8."""
+    """JSON in one spelling. Half of a surrogate pair is text for JSON, and none for UTF-8."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "surrogatepass")
 

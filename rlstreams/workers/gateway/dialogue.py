@@ -1,4 +1,4 @@
-"""A session's dialogue in token ids: what a request's prompt is, and what sampled ids say.
+"""A session's dialogue in token ids: the prompt of a request, the answer of sampled ids.
 
 Ids that were sampled are never made anew from text. A prompt begins with all ids of an earlier
 call, prompt and answer, where the request's messages begin with its messages and the renderer can
@@ -31,7 +31,7 @@ class PromptIds:
     token_ids: Int32s  # all of them
     new_ids: Int32s  # behind the parent's answer
     parent: str | None  # the call whose ids they begin with
-    why_root: str  # why there is none, though calls are there
+    why_root: str  # why there is no parent, though the session has calls
 
 
 class Dialogue:
@@ -46,12 +46,12 @@ class Dialogue:
         self._newest: tuple[str, Int32s] | None = None  # the call that was continued last, its ids
 
     def remember(self, spelled: Spelled, answer: CallAnswer) -> None:
-        """A later request may go on behind this answer."""
+        """Remember an answer that a later request may continue."""
         self._said_behind(spelled, answer_message(answer.parsed), answer.call_id)
 
     def recall(self) -> None:
-        """Remember all recorded calls: a later request may go on behind each of them. One that
-        cannot be read is continued by none."""
+        """Remember all recorded calls, each of which a later request may continue. One that cannot
+        be read is continued by none."""
         for call in self._log.calls:
             with suppress(CallRefusedError, KeyError, ValueError):
                 request = self._shared.read_again(call.dialect, unpacked(call.request))
@@ -80,7 +80,7 @@ class Dialogue:
     def _parent(
         self, request: CallRequest, chain: Sequence[bytes]
     ) -> tuple[tuple[str, Int32s, Int32s] | None, str]:
-        """The call that is continued, its ids, and what stands behind them; or why none is."""
+        """The call that is continued, its ids, and the new ids after them; or why there is none."""
         named = [(n, self._continued[d]) for n, d in enumerate(chain) if d in self._continued]
         if not named:
             return None, "no call's messages begin these" if self._log.nodes else ""
@@ -98,7 +98,7 @@ class Dialogue:
         return (parent, before, np.array(new_ids, np.int32)), ""
 
     def _tokens_of(self, named: str) -> Int32s:
-        """As `Session.tokens_of`; along a dialogue only what its last call added is added."""
+        """As `Session.tokens_of`; along a dialogue only the last call's tokens are appended."""
         node = self._log.nodes[named]
         if self._newest is None or node.parent is None:
             ids = self._log.tokens_of(named)
@@ -117,7 +117,7 @@ class Dialogue:
         is_cut: bool,
         named: str,
     ) -> CallAnswer:
-        """What is answered, without what only its record knows; a replay says the same."""
+        """The answer of sampled ids, without the fields of its record; a replay makes the same."""
         shared = self._shared
         parsed = shared.renderer.parse(
             sampled_ids, request.tools, prompt_ids=prompt_ids.tolist(), call_id=named
@@ -141,7 +141,7 @@ class Dialogue:
         )
 
     def again(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
-        """The answer of a record."""
+        """The answer of a recorded call."""
         num, ids = sampled_tokens(recorded), self._log.tokens_of(recorded.call_id)
         answer = self.read(
             request,
@@ -154,7 +154,7 @@ class Dialogue:
 
 
 def overruled_by(sampling: Sampling, requested: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request asked for and the run decides instead."""
+    """Requested parameters, by name, that the run decides otherwise."""
     decided = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -168,7 +168,7 @@ def overruled_by(sampling: Sampling, requested: Mapping[str, Any]) -> dict[str, 
 
 
 def of_record(recorded: CallCommitted) -> dict[str, Any]:
-    """What of an answer its record alone knows."""
+    """Fields of an answer that only its record has."""
     logprobs = [s.behavior_logprobs for s in recorded.segments]
     return {
         "created_s": recorded.finished_at_ms // 1000,

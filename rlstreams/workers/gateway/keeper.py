@@ -60,7 +60,7 @@ class Keeper:
         return self._keys.make(session.session_id, session.start, expires_s)
 
     async def shut(self, session: OpenSession, *, is_lost: bool = False) -> None:
-        """Take no more of them: its start is over; see `OpenSession.close`."""
+        """Take no more requests of a session: its start is over; see `OpenSession.close`."""
         if self._open.get(session.session_id) is session:
             del self._open[session.session_id], self._heard_s[session.session_id]
             self._over[session.session_id] = None
@@ -69,7 +69,7 @@ class Keeper:
         await session.close(is_lost=is_lost)
 
     def silent_s(self, session: OpenSession) -> float:
-        """For how long an open session has sent nothing, and waited for no answer, seconds."""
+        """Seconds for which an open session has sent nothing and waited for no answer."""
         if session.num_under_way or session.session_id not in self._heard_s:
             return 0.0
         return time.monotonic() - self._heard_s[session.session_id]

@@ -1,10 +1,10 @@
-"""A session's key: what an agent gives as its API key, and all that a gateway needs to know of it;
-and a runner's key, by which an agent's sessions are asked for.
+"""Session keys, which agents send as their API key and by which a gateway finds the session; and
+runner keys, by which an agent's sessions are asked for.
 
 A key is the session's id, its start and when it expires, sealed by HMAC-SHA-256 with the run's
 secret. So a gateway that forgot everything, or another one of the run, knows the session. A key is
-a capability: whoever has it may call the model as that session. A runner's key is the name of a
-remote agent, sealed alike: whoever has it is given that agent's sessions, one after the other, and
+a capability: its holder may call the model as that session. A runner's key is the name of a
+remote agent, sealed alike: its holder is given that agent's sessions, one after the other, and
 it holds as long as the run's secret. Neither is ever logged; `shown` is.
 """
 
@@ -23,13 +23,13 @@ from rlstreams.workers.gateway.port import CallRefusedError
 PREFIX, RUNNER_PREFIX = "rls-", "rlr-"
 _MAC_BYTES = 16
 _LONGEST = 1024  # characters of a key
-# By prefix; what the run's secret seals elsewhere, or for another kind of key, is none of these.
+# By prefix, so that a seal of the secret for another use, or another kind of key, is not valid.
 _ENVELOPES = {PREFIX: b"rlstreams session key 1\n", RUNNER_PREFIX: b"rlstreams runner key 1\n"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionKey:
-    """What a key says."""
+    """Content of a session's key."""
 
     session_id: str
     start: int  # of its agent, from 0
@@ -51,7 +51,7 @@ class Keys:
         self._clock = clock
 
     def make(self, session_id: str, start: int, expires_s: int) -> str:
-        """The key of one start of a session's agent; of letters, digits, `-` and `_` alone."""
+        """The key of one start of a session's agent; only letters, digits, `-` and `_`."""
         return self._made(PREFIX, f"{start} {expires_s} {session_id}".encode())
 
     def make_runner(self, agent: str) -> str:
@@ -72,7 +72,7 @@ class Keys:
         return says.decode()
 
     def read(self, key: str) -> SessionKey:
-        """What `key` says.
+        """Return the content of `key`.
 
         Raises:
             CallRefusedError: 401; there is none, this run did not make it, or it has expired.
@@ -109,7 +109,7 @@ class Keys:
 
 
 def shown(key: str) -> str:
-    """What a log may say of a key: the same for the same one, and no way back to it."""
+    """A key's name in logs: the same for the same key, and no way back to it."""
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
 
 

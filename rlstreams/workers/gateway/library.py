@@ -1,7 +1,7 @@
 """Messages by the library `renderers`: exact continuation and parsing, for families that it knows.
 
-Which family a model is of is not asked of its name. The library's renderings of a few dialogues are
-compared with those of the folder's own chat template: the family is the one that agrees in all.
+A model's family is not read from its name. The library's renderings of a few dialogues are compared
+with those of the folder's own chat template: the family is the one that agrees in all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlstreams.workers.gateway.template import Literals, mark_for
 from rlstreams.workers.model.tokenizer import Tokenizer
 
 _SKIPPED = ("default", "custom", "auto", "gpt-oss")  # the last one fetches its vocabulary
-# What a family's renderer raises for messages that it does not take.
+# Errors that a family's renderer raises for messages that it does not take.
 _RAISED = (ValueError, TypeError, LookupError, AssertionError, AttributeError)
 _TOOL = {
     "type": "function",
@@ -88,7 +88,7 @@ def of_family(
 
     Args:
         options: variables of the template, such as `enable_thinking`.
-        keeps_thoughts: what an answer thought stays when a user speaks again, where the template
+        keeps_thoughts: an answer's reasoning stays when a user speaks again, where the template
             would take it out: then such a dialogue continues, too.
 
     Raises:
@@ -235,7 +235,7 @@ def _problem(attempt: Any, names: set[str]) -> str:  # noqa: ANN401
 
 
 class _Adapter:
-    """Our tokenizer as the library asks for one; opens what `hidden` has hidden."""
+    """Our tokenizer in the library's interface; encodes texts that `hidden` has hidden."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""The limits of one session: what it has left, and the refusal of what is beyond."""
+"""The limits of one session, and the refusals of requests beyond them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlstreams.workers.gateway.port import CallRefusedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """Of one session."""
+    """Limits of one session."""
 
     max_calls: int
     max_tokens: int  # sampled; 0: no limit

@@ -1,6 +1,6 @@
-"""A session whose agent runs now: each of its requests is one call, sampled once, whoever dies.
+"""A session whose agent runs now: each of its requests is one call, sampled once at most.
 
-What a request becomes:
+A request is one of these, the first that fits:
 
 1. equal to one under way or to one whose answer nobody heard, or marked by its client as another
    try: it is that call;
@@ -54,7 +54,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.sandbox.reward import Judgement, check_judgement
 
 SAID_KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, ABANDONED)  # of an end, by the agent
-_SILENT = (401, 410, 429)  # statuses that no record tells of
+_SILENT = (401, 410, 429)  # statuses of refusals that are not recorded
 
 
 class OpenSession:
@@ -81,7 +81,7 @@ class OpenSession:
         self.log = log
         self.start = log.num_starts
         self.first_start = 0 if goes_on else self.start
-        """The earliest one whose key is taken."""
+        """Earliest start whose key is accepted."""
         self.trouble: Trouble | None = None
         self.ended: asyncio.Event = asyncio.Event()
         """Set once the agent said that it is done."""
@@ -89,14 +89,14 @@ class OpenSession:
         self.said_last: OutcomeReported | None = None
         """The reward that the agent ended with; not written yet."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with what ends this process: no agent can go on here."""
+        """Fails with the error that ends this process: no agent can go on here."""
         self._shared = shared
         self._record = record
         self._limits = limits
         self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
-        self._writing: set[str] = set()  # of these, what is being committed
+        self._writing: set[str] = set()  # those of them that are being committed
         self._listening = Counter[str]()  # clients that wait for the answer
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = Records(shared, record, log.session_id, self.start)
@@ -126,11 +126,11 @@ class OpenSession:
     ) -> None:
         """Record that the agent is started; before the first of its calls.
 
-        Behind this record no call of an earlier start counts, whoever writes one.
+        After this record no call of an earlier start counts, whichever process writes it.
 
         Args:
             branches: see `SessionOpened`.
-            caught_up: once it is committed, takes into `log` what others recorded before it;
+            caught_up: once it is committed, takes the earlier records of others into `log`;
                 returns whether that is all. None: nobody else had the session.
         """
         opened = await self.records.committed(
@@ -151,7 +151,7 @@ class OpenSession:
         known = self._answered.get(request_hash)
         if task is None and known is not None:
             is_unheard = not self.log.is_heard(self.log.nodes[known.call_id])
-            if is_unheard:  # whoever sends it again has not seen it, and may not say so
+            if is_unheard:  # its client has not seen it, and may not mark this as a retry
                 await self._replay(self.log.nodes[known.call_id].call)
             if is_unheard or request.retry > 0:
                 return replace(known, is_replayed=True)
@@ -188,7 +188,7 @@ class OpenSession:
             task.exception()  # seen, should all its clients be gone
 
     async def close(self, *, is_lost: bool = False) -> None:
-        """Take no more requests; what is sampled is cut, what is being committed is waited for.
+        """Take no more requests; sampling is cut, commits under way are waited for.
 
         Args:
             is_lost: it goes on elsewhere, so nothing is committed here any more.
@@ -269,7 +269,7 @@ class OpenSession:
             raise ending(str(err)) from err
 
     async def _load_ids(self, sampled: Sampled) -> Mapping[int, str]:
-        """By version; no record names a load that nobody can read of yet."""
+        """Load ids by version; a record names only loads whose records are written."""
         shared = self._shared
 
         def known() -> dict[int, str]:
@@ -291,7 +291,7 @@ class OpenSession:
     def _check_request(self, request: CallRequest) -> None:
         """
         Raises:
-            CallRefusedError: 400; what would bend the distribution beyond what is on record, or a
+            CallRefusedError: 400; a parameter that bends the distribution beyond the record, or a
                 limit of the session.
         """
         if request.constrained:
@@ -310,7 +310,7 @@ class OpenSession:
             )
 
     def _tokens_left(self) -> int:
-        """Of the session."""
+        """Tokens that the session may still sample."""
         if not self._limits.max_tokens:
             return self._shared.engine.max_tokens
         return self._limits.max_tokens - sum(sampled_tokens(call) for call in self.log.calls)
@@ -352,14 +352,15 @@ class OpenSession:
         raise self._failed_engine(failed)
 
     def _failed_engine(self, failed: EngineError) -> CallRefusedError:
-        """One that will sample no more ends the worker: its sessions go on in the next one."""
+        """Make the refusal; an engine that will sample no more ends the worker, too: its sessions
+        go on in the next one."""
         if not self._shared.engine.is_ready:
             self._break(failed)
         self.trouble = Trouble(is_limit=False, detail=str(failed))
         return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
 
     async def report(self, report: Report) -> str:
-        """Write what the agent says of its session; see `Calls.report`."""
+        """Write the agent's report on its session; see `Calls.report`."""
         self.check_open()
         if report.call_id is not None and report.call_id not in self.log.nodes:
             raise CallRefusedError(
@@ -377,7 +378,7 @@ class OpenSession:
         return outcome.outcome_id
 
     def end(self, kind: str, detail: str) -> None:
-        """The agent says that it is over; only its first word counts."""
+        """Note the end that the agent states; only its first word counts."""
         if kind not in SAID_KINDS:
             raise CallRefusedError(
                 400, "invalid_value", f"kind must be one of {', '.join(SAID_KINDS)}, got {kind!r}",

@@ -1,4 +1,4 @@
-"""What an answer says, for families that no library knows: `<think>` and `<tool_call>` in JSON.
+"""Parses answers of families that no library knows: `<think>` and `<tool_call>` in JSON.
 
 This is the form of Hermes, Qwen and most models that were trained from them:
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
@@ -21,7 +21,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 def parse_text(
     text: str, tools: Sequence[Tool] = (), *, is_opened: bool = False, call_id: str = ""
 ) -> Parsed:
-    """What `text` says; what is no call of one of `tools` stays content, word for word.
+    """Parse an answer; text that is no call of one of `tools` stays content, word for word.
 
     Args:
         is_opened: the prompt has begun a thought.

@@ -1,4 +1,4 @@
-"""What the dialects, the messages' renderer and the sessions of a gateway know of one another.
+"""The ports between the dialects, the messages' renderer and the sessions of a gateway.
 
 A dialect turns HTTP into a `CallRequest` and a `CallAnswer` into HTTP. `Calls` answers requests:
 it finds the session, replays or samples, commits, and only then returns. `Renderer` is between
@@ -45,9 +45,9 @@ ENDING_S = 5.0  # until a worker that ends is back, or another one has its sessi
 
 
 def ending(why: str = "") -> CallRefusedError:
-    """503: this worker takes no more requests; whoever tries again is answered by the next one."""
-    told = "this worker ends; its sessions go on in the next one" + (f": {why}" if why else "")
-    return CallRefusedError(503, "ending", told, retry_after_s=ENDING_S)
+    """The refusal 503 of a worker that takes no more requests: the next one answers a retry."""
+    why_not = "this worker ends; its sessions go on in the next one" + (f": {why}" if why else "")
+    return CallRefusedError(503, "ending", why_not, retry_after_s=ENDING_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class CallRequest:
     constrained: str = (
         ""  # what asks for more than the model's distribution: "grammar", "logit_bias"
     )
-    retry: int = 0  # which try of its client this is, as the client says
-    choice: int = 0  # of `n` alike ones, from 0: part of what tells them apart
+    retry: int = 0  # number of the client's try, as the client says
+    choice: int = 0  # of `n` alike ones, from 0: part of the request's hash
     hints: Mapping[str, str] = field(default_factory=dict)  # headers that name sub-agents; recorded
 
 
@@ -73,14 +73,14 @@ class CallRequest:
 class ToolCall:
     """One call of a tool that the policy wrote."""
 
-    id: str  # derived from the call's id: a replay says the same
+    id: str  # derived from the call's id: the same in a replay
     name: str
     arguments: str  # JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """What sampled ids say."""
+    """An answer, parsed from sampled ids."""
 
     content: str
     reasoning: str = ""
@@ -93,14 +93,14 @@ class CallAnswer:
     """A call that is committed."""
 
     call_id: str
-    created_s: int  # of the first answer: a replay says the same
+    created_s: int  # of the first answer: the same in a replay
     parsed: Parsed
     finish_reason: str  # "stop", "length", "tool_calls"
     prompt_tokens: int
     tokens: tuple[str, ...]  # text of each sampled token
     logprobs: tuple[float, ...]  # nats, of each
     stopped_by: str = ""  # the stop string of the request that ended it
-    overruled: Mapping[str, Any] = field(default_factory=dict)  # what the run decides instead
+    overruled: Mapping[str, Any] = field(default_factory=dict)  # by parameter, as requested
     is_replayed: bool = False
 
 
@@ -133,10 +133,10 @@ class Calls(Protocol):
         """Longest sequence, prompt and answer, in tokens."""
 
     def check(self, key: str) -> None:
-        """Whether `key` is one of ours, as to read what comes with it: the 401 of all others."""
+        """Raise the 401 of all others unless `key` is one of ours; called before a body is read."""
 
     async def beat(self, key: str) -> None:
-        """A sign of life, as each of the others is: its session is worked on."""
+        """Take a sign of life, as each of the others is: the session is being worked on."""
 
     async def call(self, key: str, request: CallRequest) -> CallAnswer:
         """Sample or replay. Cancelled: its client hung up, which ends nothing; a retry gets the
@@ -152,11 +152,11 @@ class Calls(Protocol):
     def count_tokens(
         self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> int:
-        """Of the prompt that these would make; nothing is recorded."""
+        """Number of tokens of the prompt that these would make; nothing is recorded."""
 
 
 class Desk(Protocol):
-    """Where runners and clients ask for sessions; on the gateway's event loop."""
+    """Gives sessions to the runners and clients that ask; on the gateway's event loop."""
 
     def check(self, key: str) -> None:
         """
@@ -167,11 +167,11 @@ class Desk(Protocol):
     async def ask(
         self, key: str, wait_s: float, client_group: str = ""
     ) -> Mapping[str, Any] | None:
-        """One start of a session, for whoever asks alone, as JSON; None: there was none within
+        """One start of a session, for this caller alone, as JSON; None: there was none within
         `wait_s`. Cancelled, it takes none.
 
         Args:
-            client_group: of a client from outside: what its session is compared with.
+            client_group: of a client from outside: its session is compared with those of the group.
 
         Raises:
             CallRefusedError: 401; 400 for a group that cannot be; 429 where too many wait already;
@@ -184,7 +184,7 @@ class Renderer(Protocol):
 
     @property
     def name(self) -> str:
-        """Which renderer, of which version and settings; recorded."""
+        """Name, version and settings of the renderer; recorded."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -204,7 +204,7 @@ class Renderer(Protocol):
         new_messages: Sequence[Message],
         tools: Sequence[Tool] = (),
     ) -> list[int] | None:
-        """What stands between an answer and the next: the ids *behind* `prompt_ids` and
+        """The ids between an answer and the next: those *after* `prompt_ids` and
         `sampled_ids`; None where it cannot be proven that the dialogue continues with just these.
         """
 
@@ -216,9 +216,9 @@ class Renderer(Protocol):
         prompt_ids: Sequence[int] = (),
         call_id: str = "",
     ) -> Parsed:
-        """What an answer says; an attempt at a tool's call that is none is content."""
+        """Parse an answer; a failed attempt at a tool's call is content."""
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a gateway is, as clients write it; without a path."""
+    """Address of a gateway, as clients write it; without a path."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

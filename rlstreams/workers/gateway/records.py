@@ -39,7 +39,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Records:
-    """Makes them, and has them committed; each for the number of its prompt's partition."""
+    """Makes the records, and has them committed, each to its prompt's partition number."""
 
     def __init__(self, shared: Shared, record: Record[Prompt], session_id: str, start: int) -> None:
         """
@@ -55,7 +55,7 @@ class Records:
     def opened(
         self, agent: str, agent_hash: str, client_group: str, *, branches: bool
     ) -> SessionOpened:
-        """The agent is started."""
+        """The record that the agent is started."""
         prompt, at = self._record.event, self._record.position
         return SessionOpened(
             session_id=self.session_id,
@@ -82,7 +82,7 @@ class Records:
     def call(
         self, request: CallRequest, prompt: PromptIds, sampled: Sampled, answer: CallAnswer
     ) -> CallCommitted:
-        """A call, without what only its commit knows: its names, segments and times."""
+        """The record of a call, without the fields that its commit adds: ids, segments, times."""
         shared, behind = self._shared, len(prompt.token_ids) - len(prompt.new_ids)
         first_row = max(0, behind - 1)  # rows before are the parent's
         return CallCommitted(
@@ -112,7 +112,7 @@ class Records:
         )
 
     def replayed(self, recorded: CallCommitted) -> CallReplayed:
-        """A request is answered from the log."""
+        """The record that a request is answered from the log."""
         return CallReplayed(
             session_id=self.session_id,
             group_id=recorded.group_id,
@@ -122,7 +122,7 @@ class Records:
         )
 
     def failed(self, request_hash: str, occurrence: int, err: CallRefusedError) -> CallFailed:
-        """A request gets no answer."""
+        """The record that a request gets no answer."""
         return CallFailed(
             session_id=self.session_id,
             group_id=self._record.event.group_id,
@@ -135,7 +135,7 @@ class Records:
         )
 
     def closed(self, log: Session, kind: str, detail: str) -> SessionClosed:
-        """The session is over."""
+        """The record that the session is over."""
         prompt = self._record.event
         return SessionClosed(
             session_id=self.session_id,
@@ -152,10 +152,10 @@ class Records:
         )
 
     def outcome(self, report: Report, grader: str, *, named: str = "") -> OutcomeReported:
-        """What is said of this session, as the log has it.
+        """The record of an outcome of this session.
 
         Args:
-            named: its id; "": made of what it says, so that a repeat is the same.
+            named: its id; "": derived from the report, so that a repeat is the same.
         """
         says = f"{self.session_id}\n{grader}\n{report.reward!r}\n{sorted(report.parts.items())}\n"
         says += f"{report.note}\n{report.call_id}\n{report.supersedes}"
@@ -175,11 +175,11 @@ class Records:
         )
 
     def note(self, event: Event) -> None:
-        """Have it committed, before all that is committed later; nobody waits."""
+        """Have an event committed, before all later ones, without a wait."""
         self._shared.asked.note(self._record.raw, self.outgoing(event))
 
     def outgoing(self, event: Event) -> Outgoing:
-        """As it is sent."""
+        """The event as it is sent."""
         topic = OUTCOMES if isinstance(event, OutcomeReported) else CALLS
         return outgoing(topic, event, partition=self._record.position.partition)
 
@@ -202,7 +202,7 @@ class Records:
         """Return once it is in the log.
 
         Raises:
-            StreamsError: it is not, or nobody knows; this process has to end.
+            StreamsError: it is not, or that is unknown; this process has to end.
         """
         record = self.outgoing(event)
         if len(record) > PART_BYTES:

@@ -1,4 +1,4 @@
-"""Which renderer a model's messages go through."""
+"""The choice of a renderer for a model's messages."""
 
 from __future__ import annotations
 

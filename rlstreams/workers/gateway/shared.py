@@ -1,4 +1,4 @@
-"""What all sessions of one worker share: the engine, its words, and the way into the log."""
+"""Parts that all sessions of one worker share: engine, renderer, and the way into the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLS_PER_SLOT = 4  # under way, for each that the engine samples at a time
 
 @dataclass(slots=True, kw_only=True)
 class Shared:
-    """Parts and names; the only thing that changes is how many calls are under way."""
+    """Shared parts and names; the number of calls under way, and the loads that can be read."""
 
     engine: Engine
     renderer: Renderer
@@ -42,7 +42,7 @@ class Shared:
     )
 
     def packed(self, text: bytes) -> bytes:
-        """By zstd; one packer for all, since making one costs more than a request does."""
+        """Pack by zstd; one packer for all, since making one costs more than a request does."""
         return self._packer.compress(text)
 
     @contextmanager

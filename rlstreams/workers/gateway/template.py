@@ -1,9 +1,9 @@
 """Messages by a model's own chat template: a whole dialogue, and what follows an answer in it.
 
-What follows an answer is found as a difference of two renderings, which holds only if the template
-renders what was said before as it did before: `check_template` tries it. The policy's own tokens
+The text after an answer is the difference of two renderings, which holds only if the template
+renders earlier messages as it did before: `check_template` tries it. The policy's own tokens
 are never rendered or tokenised again. Where it has sampled the token that ends its message, the
-template's own is left out. What looks like a control token in a foreign text is encoded as text.
+template's own is left out. A foreign text that looks like a control token is encoded as text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _ASKED_AGAIN: list[dict[str, Any]] = [
     {"role": "user", "content": "AGAIN"},
 ]
 _ANSWER = "ANSWER"
-_WORD = "OBSERVED <\u00e4>"  # what a template that writes for HTML or ASCII would change
+_WORD = "OBSERVED <\u00e4>"  # characters that a template for HTML or ASCII would change
 _THOUGHT = "<think>\nTHOUGHT\n</think>\n\nANSWER"
 _OPENED = "<think>\n"  # some templates begin the next answer so
 _MARKS = range(0xE000, 0xF8FF)  # characters for private use
 _SHOWN = 60
-# Tags that templates look for in what the policy said.
+# Tags that templates look for in the policy's answers.
 _OF_ANSWERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _TAIL = 8  # tokens of a prompt in which a thought may have been begun
-# What a template (or the tokenizer, of text that is not Unicode) raises for one sample's messages.
+# Errors of a template (or the tokenizer, of text that is not Unicode) for one sample's messages.
 REFUSALS = (ConfigError, ValueError, TypeError, LookupError, AttributeError)
 
 
@@ -47,7 +47,7 @@ class TemplateRenderer:
         """
         Args:
             stop_ids: tokens that end an answer of the model; a template writes one of them.
-            role: that a message between two answers most often has.
+            role: of most messages between two answers.
         """
         self._tokenizer = tokenizer
         self._role = role
@@ -173,7 +173,7 @@ class TemplateRenderer:
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
     ) -> str:
-        """What the template renders behind an answer, for `messages` and the next answer's header.
+        """The text that the template renders after an answer: `messages` and the next header.
 
         Raises:
             ConfigError: what stands before is rendered in another way with `messages` behind it.
@@ -206,7 +206,7 @@ class TemplateRenderer:
 
 
 class Literals:
-    """Hides what looks like a control token in foreign texts from whoever renders them."""
+    """Hides texts that look like control tokens in foreign messages from their renderer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -215,7 +215,7 @@ class Literals:
         self._said = _any_of([token for token in tokens if token not in _OF_ANSWERS])
 
     def hidden(self, message: Message, mark: str) -> dict[str, Any]:
-        """A message with such texts behind marks. In what the policy said its own tags stay."""
+        """A message with such texts behind marks; the policy's own tags stay in its answers."""
         content = message["content"]
         if message["role"] == "assistant":
             return {**message, "content": _hide(self._said, content, mark)}
@@ -226,7 +226,7 @@ class Literals:
         return _hide(self._foreign, text, mark)
 
     def all(self, value: Any, mark: str) -> Any:  # noqa: ANN401
-        """The same of every text in a tool's declaration."""
+        """Hide such texts in every text of a tool's declaration."""
         if isinstance(value, str):
             return self.text(value, mark)
         if isinstance(value, Mapping):

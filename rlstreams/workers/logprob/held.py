@@ -10,7 +10,7 @@ from rlstreams.workers.policy.puller import PolicyPuller
 
 
 class HeldVersions:
-    """At most `limit` for new windows, and one more that comes, or that a window still uses.
+    """Holds `limit` versions for new windows, and one more that arrives or is still in use.
 
     With a limit of 0 none is ever pulled, and behavior log-probs stand in.
     """
@@ -23,13 +23,13 @@ class HeldVersions:
 
     @property
     def now(self) -> frozenset[int]:
-        """Those that a window may be planned with."""
+        """Versions that a window may be planned with."""
         return frozenset(self._held)
 
     def wanted(self, sampled: Iterable[frozenset[int]]) -> dict[frozenset[int], frozenset[int]]:
         """Versions to score trajectories under, by the versions that sampled them.
 
-        What does not fit at once is scored under those that are held.
+        A trajectory of more versions than the limit is scored under those that are held.
         """
         available = self._puller.available()
         found = {}
@@ -54,11 +54,11 @@ class HeldVersions:
             under_way: versions of each window that is being scored.
         """
         if not self._limit:
-            self._puller.poll()  # which versions there are is asked for all the same
+            self._puller.poll()  # polled all the same, for the list of versions
             return
         if (came := self._puller.poll()) is not None:
             self._keep(came, first, others)
-        # What is being pulled may be there a moment before its pull is over.
+        # A version may be held a moment before its pull is over.
         needed = self.now.union(*under_way, {self._puller.pulling})
         for version in self._scorer.versions:
             if version not in needed:
@@ -72,16 +72,16 @@ class HeldVersions:
             self._puller.start(published)
 
     def _keep(self, version: int, first: Set[int], others: Set[int]) -> None:
-        """One too many goes: what nobody wants, else what the oldest trajectory does not; of
-        several the one pulled longest ago."""
+        """Hold a version. At the limit one leaves: one that no trajectory wants, else one that the
+        oldest trajectory does not want; of several the one pulled longest ago."""
         self._held = [held for held in self._held if held != version]
         if len(self._held) == self._limit:
             self._held.remove(min(self._held, key=lambda v: (v in first, v in others)))
         self._held.append(version)
 
     def _next(self, first: Set[int], others: Set[int], newest: int) -> int | None:
-        """What the oldest trajectory lacks; else what others lack, or the newest version, where it
-        pushes out nothing that is wanted."""
+        """The version to pull: one that the oldest trajectory lacks; else one that others lack, or
+        the newest, where it pushes out no wanted one."""
         if lacking := first - self.now:
             return min(lacking)
         if len(self._held) == self._limit and self.now <= first | others:

@@ -34,7 +34,7 @@ Pass = tuple[int, float, int]  # version, temperature, row of the window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A scorer that holds it, and which it is."""
+    """The reference policy, and the scorer that holds it."""
 
     scorer: Scorer
     policy_version: int  # as the scorer numbers it
@@ -50,8 +50,8 @@ def score_records(
     anchors: Mapping[int, Anchor],
     loads: Mapping[int, Load],
 ) -> tuple[list[ScoredTrajectory | Exception], float]:
-    """The event of each record of window `number`, or why there is none; and the seconds that it
-    took. See `score_window`."""
+    """The event of each record of window `number`, or the error in place of one; and the seconds
+    that this took. See `score_window`."""
     started_s = time.monotonic()
     replay_routes = context.config.trainer.routing_replay
 
@@ -187,7 +187,7 @@ def _parts(number_of_row: int, row: Trajectory) -> Iterator[_Part]:
 
 
 def _score(part: _Part, anchor: Anchor, load: Load | None, found: Scores | None) -> SegmentScore:
-    """Without scores the sampler's own log-probs stand in."""
+    """The score of a segment; without scores the sampler's own log-probs stand in."""
     behavior = part.segment.behavior_logprobs
     assert behavior is not None  # validated
     return SegmentScore(

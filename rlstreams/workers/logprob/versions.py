@@ -1,8 +1,8 @@
-"""Which version a segment is scored under. Pure.
+"""The policy version that a segment is scored under. Pure.
 
-The version that sampled it, if it is held or can still be pulled; else one at most two versions
-away; else none, and the behavior log-probs are used. Never silently the newest: at staleness 4
-that choice makes a run collapse that stays stable with the sampling version.
+It is the version that sampled the segment, if that is held or can still be pulled; else one at
+most two versions away; else none, and the behavior log-probs are used. Never silently the newest:
+at staleness 4 that choice makes a run collapse that stays stable with the sampling version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_DISTANCE = 2  # versions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """The choice for one segment; `label` is what the event says."""
+    """The choice for one segment; `label` is the event's field `anchor`."""
 
     label: str  # "sampled", "nearby", "behavior"
     policy_version: int  # NO_VERSION for "behavior"
@@ -45,5 +45,5 @@ def _anchor(sampled: int, available: Collection[int]) -> Anchor:
 
 
 def versions_of(trajectory: Trajectory) -> frozenset[int]:
-    """The versions that sampled it."""
+    """The versions that sampled the trajectory."""
     return frozenset(s.policy_version for s in trajectory.segments if s.author == "policy")

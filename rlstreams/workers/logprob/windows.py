@@ -1,6 +1,6 @@
-"""Windows: which trajectories are scored together, and in which order.
+"""Windows: trajectories that are scored together, in order.
 
-What is scored together decides how bins are filled, or rows padded, and with them the last bit of a
+The trajectories of a window decide how bins are filled, or rows padded, and so the last bit of a
 log-prob (measured: alone instead of among 63 others, 62 of 64 sequences differ, by up to 1.5e-5). A
 worker takes what has arrived, and records its window in each `ScoredTrajectory`, from which a
 replay scores it again. How a window is cut follows from its order alone (`workers.model.cut`).
@@ -18,7 +18,7 @@ from rlstreams.workers.logprob.scoring import num_tokens
 from rlstreams.workers.logprob.versions import versions_of
 
 ANNOUNCEMENT_DEADLINE_S = 30.0  # for a version that is on its way
-FULL = 4  # forward passes of a whole window: of so many bins the last one's rest is little
+FULL = 4  # forward passes of a whole window: among so many, the last one's empty rest is small
 POLL = 256  # records taken at once
 
 
@@ -31,7 +31,7 @@ class Waiting(NamedTuple):
 
     @classmethod
     def of(cls, record: Record[Trajectory]) -> Waiting:
-        """What is asked in every turn is found out once."""
+        """Compute once what every iteration asks for."""
         event = record.event
         return cls(record, versions_of(event), num_tokens(event))
 
@@ -60,13 +60,13 @@ class Backlog:
         return 0 if self._num_tokens > 2 * FULL * self._token_budget else POLL
 
     def add(self, record: Record[Trajectory]) -> None:
-        """Behind all others."""
+        """Add a trajectory behind all others."""
         if not self._all:
             self._since = time.monotonic()
         self._all.append(Waiting.of(record))
 
     def forget(self, partitions: Collection[Partition]) -> int:
-        """Remove those of these partitions; how many."""
+        """Remove the trajectories of these partitions; return their number."""
         before = len(self._all)
         self._all = [one for one in self._all if one.record.raw.partition not in partitions]
         return before - len(self._all)
@@ -87,7 +87,7 @@ class Backlog:
         return late
 
     def ready(self) -> list[Waiting]:
-        """What may be scored next: all whose versions are announced."""
+        """Trajectories that may be scored next: all whose versions are announced."""
         return [o for o in self._all if o.record.position not in self._unannounced]
 
     def is_due(self, num_under_way: int) -> bool:

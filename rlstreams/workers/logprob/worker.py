@@ -71,7 +71,7 @@ class LogprobStage:
             lambda *what: self._transfer.submit(scorer.pull, *what),
         )
         self._held = HeldVersions(scorer, self._puller, config.versions_held)
-        # Where nothing is scored, nothing is gained by waiting for others.
+        # Without scoring there is no reason to wait for a fuller window.
         window_s = config.logprob.window_s if config.versions_held else 0.0
         self._backlog = windows.Backlog(config.logprob.token_budget, window_s)
         self._most = self._backlog.room
@@ -91,7 +91,7 @@ class LogprobStage:
 
     @property
     def most(self) -> int:
-        """What it takes with nothing begun."""
+        """Records that it takes with none begun."""
         return self._most
 
     def begin(self, record: Record[Event]) -> None:
@@ -159,8 +159,8 @@ class LogprobStage:
 
     def _dead(self, record: Record[Trajectory], reason: str, detail: str) -> Finished:
         self.reporter.count(dead_letters=1)
-        letter = set_aside(self._context, record, reason=reason, detail=detail)
-        return Finished(raw=record.raw, outputs=(letter,))
+        dead_letter = set_aside(self._context, record, reason=reason, detail=detail)
+        return Finished(raw=record.raw, outputs=(dead_letter,))
 
     def give_up(self, partitions: Set[Partition]) -> None:
         """Forget what waits of these partitions; a window that is being scored goes on."""
@@ -199,7 +199,7 @@ class LogprobStage:
 
     @property
     def may_join(self) -> bool:
-        """At once: what a record needs decides which weights it pulls."""
+        """True at once: the versions of a record decide which weights are pulled."""
         return True
 
     @property

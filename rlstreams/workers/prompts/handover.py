@@ -1,7 +1,7 @@
-"""What a run's `prompts` would have issued next behind a step: a branch goes on with it.
+"""The groups that a run's `prompts` would have issued next after a step, for a branch of the run.
 
-How far the run was at a step is said by what it had closed, never by a clock: every number up to
-the highest closed one was issued, and those among them that are not closed were open.
+The closed groups decide how far the run was at a step, never a clock: every number up to the
+highest closed one was issued, and those among them that are not closed were open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlstreams.workers.prompts.issued import Issued, read_issued
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """As `RunBranched` has it."""
+    """Work that a branch takes over, in the fields of `RunBranched`."""
 
     next_group: int
     next_position: int
@@ -33,7 +33,7 @@ class Handover:
 
 
 class _Reached(Issued):
-    """The groups that a run had reached, and of those that were open what they were made of."""
+    """The groups that a run had issued up to a step, with row and epoch of the open ones."""
 
     def __init__(self, seed: int, num_partitions: int, schemas: SchemaTexts, at: Ledger) -> None:
         super().__init__(seed, num_partitions, schemas)
@@ -60,7 +60,7 @@ class _Reached(Issued):
 def handover(
     bus: Bus, at: Ledger, dropped: Iterable[DroppedGroup], config: RunConfig, num_rows: int
 ) -> Handover:
-    """What the run that `bus` is bound to would have gone on with.
+    """Return the work that the run of `bus` would have gone on with.
 
     Args:
         at: its ledger, up to the step and no further.

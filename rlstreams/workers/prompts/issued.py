@@ -1,4 +1,4 @@
-"""What was issued: a fold of the topic `prompts`, and the reader that feeds it at the start."""
+"""Issued groups and evaluations: a fold of the topic `prompts`, and the reader that feeds it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class _Group:
 
 
 class Issued:
-    """Which groups and evaluations the topic holds. Fold all of its records, then `settle`.
+    """The groups and evaluations that the topic holds. Fold all of its records, then `settle`.
 
-    Records are decoded once per group or held-out row; of the rest, three fields. What no
+    Records are decoded once per group or held-out row; of the rest, three fields. A record that no
     `prompts` worker of this run can have written changes nothing here; a rollout worker sets it
     aside if it is no prompt at all.
 
@@ -86,7 +86,7 @@ class Issued:
             raise ValueError(f"{group_id!r}, to {purpose}, names no group of a run")
 
     def settle(self, order: Order) -> Sequence[Prompt]:
-        """End the fold: samples that a torn transaction left out, to be written again.
+        """End the fold; return samples that a torn transaction left out, to be written again.
 
         A group of which nothing is left gives its number to the next new one; its row comes again
         in the next epoch.
@@ -101,9 +101,9 @@ class Issued:
         return torn
 
     def branched(self, event: RunBranched, _: Position | None = None) -> None:
-        """Go on from where another run was: the ledger's `on_branch`, behind `settle`.
+        """Go on where the parent was: the ledger's `on_branch`, after `settle`.
 
-        What it closed counts as issued; what it left open is issued here, under the same numbers.
+        Its closed groups count as issued; its open ones are issued here, under the same numbers.
         """
         self._first_own = event.next_group
         self._next_number = max(self._next_number, event.next_group)
@@ -119,7 +119,7 @@ class Issued:
             )
 
     def owed(self, numbers: Sequence[int]) -> list[PlannedGroup]:
-        """Those of `numbers` that stand for a group of the parent's: they come first."""
+        """Groups of the parent that have one of `numbers`: they are issued first."""
         return [self._owed[number] for number in numbers if number in self._owed]
 
     def forget(self, is_closed: Callable[[int], bool]) -> None:
@@ -144,7 +144,7 @@ class Issued:
         return [*reused, *fresh]
 
     def take(self, groups: Sequence[PlannedGroup]) -> None:
-        """These groups are committed."""
+        """Note that these groups are committed."""
         for group in groups:
             if self._free and self._free[-1] == group.number:
                 self._free.pop()
@@ -156,7 +156,7 @@ class Issued:
                 self.position += 1
 
     def evaluate(self, version: int, rows: Sequence[int]) -> None:
-        """The evaluation of `version` on `rows` is committed."""
+        """Note that the evaluation of `version` on `rows` is committed."""
         if version != self.evaluated_version:
             self.evaluated_version, self.evaluated_rows = version, set()
             self._torn_rows.clear()
@@ -193,7 +193,7 @@ class Issued:
             self.evaluate(version, [row])
 
     def _prompt(self, raw: RawRecord, place: int) -> Prompt:
-        """Of this run, in the partition of its number or row, `place`."""
+        """Decode a prompt of this run, in the partition of its number or row, `place`."""
         prompt = decoded(raw, self._schemas).event
         assert isinstance(prompt, Prompt)  # its identity was read
         expected: list[tuple[str, object, object]] = [
@@ -219,7 +219,7 @@ def read_issued(
     """Fold the whole topic `prompts` up to its last stable offset.
 
     Args:
-        pass_by: told of each record that is no prompt of this run, and why.
+        pass_by: called with each record that is no prompt of this run, and why.
 
     Raises:
         DeadlineError: nothing came for `deadline_s`.

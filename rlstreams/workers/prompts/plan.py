@@ -1,4 +1,4 @@
-"""What is to be issued next: groups that were torn, dropped or are new, and evaluations.
+"""The next prompts to issue: groups that were torn, dropped or are new, and evaluations.
 
 Open groups are those issued minus those closed. Group numbers are dense, so the closed set is a
 watermark and a few numbers, and every event of `steps` that closes groups carries all of it.
@@ -20,7 +20,7 @@ GROUPS_PER_COMMIT = 64
 
 
 class Plan:
-    """Reads the folds of `steps`, `prompts` and `dead-letters`; the worker commits what it says.
+    """Reads the folds of `steps`, `prompts` and `dead-letters`; the worker commits its prompts.
 
     Args:
         issued: all of the topic as this process found it.
@@ -48,7 +48,7 @@ class Plan:
         self._held_out_rows = range(min(limit, num_held_out))
 
     def torn(self) -> Sequence[Prompt]:
-        """What a torn transaction left out of groups that are still open; before all else, once."""
+        """Samples of open groups that a torn transaction left out; issued first, and once."""
         self._issued.forget(self._ledger.is_closed)
         return [p for p in self._torn if not self._ledger.is_closed(int(p.group_id))]
 
@@ -78,7 +78,7 @@ class Plan:
         return version, [row for row in self._held_out_rows if row not in issued]
 
     def _in_order(self, numbers: Sequence[int]) -> list[PlannedGroup]:
-        """Groups under these numbers for what comes next."""
+        """Groups of the next rows of the training order, under these numbers."""
         groups = []
         for position, number in enumerate(numbers, self._issued.position):
             epoch, row = self._order.at(position)
@@ -87,7 +87,7 @@ class Plan:
 
 
 def room(ledger: Ledger, num_issued: int, max_open: int, groups_per_step: int) -> int:
-    """How many groups may be issued now; none before the first claim.
+    """Number of groups that may be issued now; 0 before the first claim.
 
     Open groups stay at or below `max_open`, and below what the steps that are left can use.
     """
@@ -98,9 +98,9 @@ def room(ledger: Ledger, num_issued: int, max_open: int, groups_per_step: int) -
 def evaluation_due(ledger: Ledger, every: int, last: int) -> int | None:
     """The version to evaluate now, if one is due.
 
-    The one that the run began with (0, or a branch's base), then every `every` versions (0: none),
-    and the last one of the run. One that was passed by while nobody issued is left out: what is
-    sampled now has newer weights.
+    Due are the version that the run began with (0, or a branch's base), then every `every` versions
+    (0: none), and the last one of the run. A version that passed while nothing was issued is left
+    out: samples now come from newer weights.
 
     Args:
         last: the newest version whose evaluation was issued, or NO_VERSION.

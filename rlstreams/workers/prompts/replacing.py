@@ -1,4 +1,4 @@
-"""Which dropped groups are issued again: those named in `steps`, and those operators request.
+"""Dropped groups that are issued again: those named in `steps`, and those operators request.
 
 A request is served at most once, across restarts too: the replacement group names the dropped one
 in `replaces`, so the topic `prompts` itself records which requests were served.
@@ -31,8 +31,8 @@ class DroppedGroups:
     Args:
         max_replacements: of one row, without an operator's request.
         num_rows: of the training data.
-        refused: told of a group whose drop names no row of it: of its records only damaged ones, or
-            a stranger's, were read. It is not replaced.
+        refused: called with a group whose drop names no row: only damaged or foreign records of it
+            were read. It is not replaced.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DroppedGroups:
         self._add(event.groups)
 
     def take_over(self, event: RunBranched, _: Position) -> None:
-        """The ledger's `on_branch`: what the parent had dropped, and not replaced yet."""
+        """The ledger's `on_branch`: adds groups that the parent dropped and did not replace."""
         self._add(event.dropped)
 
     def _add(self, groups: Iterable[DroppedGroup]) -> None:
@@ -62,7 +62,7 @@ class DroppedGroups:
                 self._replace(group)
 
     def ask(self, group_id: str) -> None:
-        """An operator wants this group's row once more, whatever the limits on replacing say.
+        """Replace a group at an operator's request, whatever the limits on replacing.
 
         It counts once the group is dropped, before or after this call. A trained group is never
         issued again, and a group is replaced at most once.
@@ -103,7 +103,7 @@ class Replacements:
         self._history = bus.ends(DEAD_LETTERS.name)
 
     def poll(self) -> None:
-        """Take note of what operators asked for since; never waits."""
+        """Note the new requests of operators; never waits."""
         for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
             event = record.event
             if isinstance(event, ReplacementRequested) and event.run == self._run:
@@ -111,7 +111,7 @@ class Replacements:
 
     @property
     def history_read(self) -> bool:
-        """Whether all that was asked for before this start is known."""
+        """Whether all requests from before this start were read."""
         now = self._reader.positions()
         return all(now.get(partition, 0) >= end for partition, end in self._history.items())
 

@@ -41,7 +41,7 @@ class PromptsWorker:
 
     Args:
         encoder: the tokenizer; None: the model folder's.
-        poll_s: longest wait of a turn.
+        poll_s: longest wait of an iteration.
 
     Raises:
         ConfigError: from the constructor: data set or topics that cannot be used.
@@ -60,7 +60,7 @@ class PromptsWorker:
             max_tokens_of(read_config(model_folder(config.model.path))),
             lambda line: log.info("indexing", data=line),
         )
-        for line in problems.told:
+        for line in problems.summary:
             log.info("data_opened", data=line)
         self._data_hash = data_hashes(config.data).get("train")
         self._writer = PromptWriter(problems.train, problems.held_out, encoder, config.run.seed)
@@ -95,7 +95,7 @@ class PromptsWorker:
         )
 
     def turn(self) -> None:
-        """Fold what `steps` and operators brought, issue what is due."""
+        """Fold new records of `steps` and requests of operators, issue what is due."""
         reach(CrashPoint.POLL_BEFORE)
         raws = self._steps.poll(MAX_POLL, self._poll_s)
         reach(CrashPoint.POLL_AFTER)
@@ -136,7 +136,7 @@ class PromptsWorker:
         return bool(rows or groups)
 
     def _commit(self, prompts: Iterable[Prompt]) -> None:
-        """One transaction; the place in the topic follows from the group or the held-out row."""
+        """Commit in one transaction; the group or the held-out row decides the partition."""
         numbered = [(p.row if p.purpose == EVALUATE else int(p.group_id), p) for p in prompts]
         commit(
             self._producer,

@@ -16,7 +16,7 @@ class SampleClock:
 
     @asynccontextmanager
     async def limit(self, seconds: float) -> AsyncIterator[None]:
-        """As `asyncio.timeout`."""
+        """A deadline for the block, as `asyncio.timeout`."""
         async with asyncio.timeout(None if self._is_stopped else seconds) as timeout:
             self._left_s[timeout] = seconds
             try:
@@ -25,7 +25,7 @@ class SampleClock:
                 del self._left_s[timeout]
 
     def stop(self) -> None:
-        """No deadline is met from now on."""
+        """Stop all deadlines."""
         self._is_stopped, now_s = True, asyncio.get_running_loop().time()
         for timeout in self._left_s:
             if (until_s := timeout.when()) is not None and not timeout.expired():
@@ -33,7 +33,7 @@ class SampleClock:
                 timeout.reschedule(None)
 
     def go_on(self) -> None:
-        """Each sample has the time that it had left."""
+        """Start them again: each sample has the time that it had left."""
         self._is_stopped, now_s = False, asyncio.get_running_loop().time()
         for timeout, left_s in self._left_s.items():
             if timeout.when() is None:

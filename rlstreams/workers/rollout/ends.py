@@ -79,7 +79,7 @@ def trajectory_of_session(
 
 def outputs_of(one: Decided, engine: str, context: Context, judge: str) -> tuple[Outgoing, ...]:
     """The records that end a session whose waiting is over, in one transaction with its prompt's
-    position: a trajectory; or a dead letter, and that nobody spoke in time."""
+    position: a trajectory; or a dead letter, and the expiry of each missing outcome."""
     record, log, verdict = one.record, one.session, one.verdict
     expired = tuple(
         outgoing(

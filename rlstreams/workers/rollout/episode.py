@@ -1,4 +1,4 @@
-"""What was said in one attempt at a sample: the policy's turns, the environment's between them.
+"""One attempt at a sample: the policy's turns, and the environment's answers between them.
 
 The last word is the policy's: an environment's answer that no turn follows is not kept.
 """
@@ -28,7 +28,7 @@ AnySegment = GeneratedSegment | EnvironmentSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of the policy, by as many versions as sampled it."""
+    """One turn of the policy; each of its segments was sampled by one version."""
 
     segments: tuple[GeneratedSegment, ...]
     finish_reason: FinishReason
@@ -36,7 +36,7 @@ class Turn:
 
     @property
     def token_ids(self) -> list[int]:
-        """All that was sampled, the token that ends it included."""
+        """All sampled tokens, the one that ends the turn included."""
         return [token for segment in self.segments for token in segment.token_ids.tolist()]
 
 
@@ -55,11 +55,11 @@ class Played:
 
     @property
     def versions(self) -> set[int]:
-        """That sampled it."""
+        """Policy versions that sampled it."""
         return {s.policy_version for turn in self.turns for s in turn.segments}
 
     def counts(self, *, in_turns: bool) -> dict[str, float]:
-        """For the worker's report; `in_turns`: what an environment takes, too."""
+        """Counts for the worker's report; `in_turns`: those of the environment, too."""
         sampled = [segment for turn in self.turns for segment in turn.segments]
         counts: dict[str, float] = {
             "samples": 1,
@@ -74,12 +74,12 @@ class Played:
 
     @property
     def last(self) -> Turn:
-        """What the verifier judges."""
+        """The last turn, which the verifier judges."""
         return self.turns[-1]
 
     @property
     def segments(self) -> list[AnySegment]:
-        """Behind the prompt, in order."""
+        """Segments after the prompt, in order."""
         found: list[AnySegment] = []
         for turn, answer in itertools.zip_longest(self.turns, self.answers):
             found += turn.segments
@@ -89,7 +89,7 @@ class Played:
 
     @property
     def transcript(self) -> list[dict[str, str]]:
-        """Who said what, in order."""
+        """Author and text of each turn, in order."""
         said = []
         for turn, answer in itertools.zip_longest(self.turns, self.answers):
             said.append({"author": "policy", "text": turn.text})

@@ -1,8 +1,8 @@
-"""What the log knows of sessions before this worker got them: read once for each partition.
+"""Sessions as the log has them from before this worker: read once for each partition.
 
 A worker that was killed, or that gave a partition away, has left calls of sessions that are not
 over. They lie in the partition's own number of `calls` and `outcomes`, behind the time at which its
-first open prompt was issued. Only who holds the partition can open a session there. Calls are
+first open prompt was issued. Only the partition's holder can open a session there. Calls are
 written outside of transactions, so a worker that lost the partition may still write some, of
 sessions that it had opened: up to our own opening of a session they count, and are taken as well.
 """
@@ -43,7 +43,7 @@ class _Reading:
         self.until_s = time.monotonic() + DEADLINE_S
         self.log = SessionLog()
         self.clients: dict[str, str] = {}  # of sessions of clients from outside: their groups
-        self._taken: dict[str, tuple[Session, int]] = {}  # others had them: until we meet our start
+        self._taken: dict[str, tuple[Session, int]] = {}  # of others, until our start is read
         self._keeps_judged = keeps_judged
         self.reader: Reader | None = None
         self._behind: Reader | None = None  # of calls, beyond what was read at first
@@ -84,7 +84,7 @@ class _Reading:
             )
 
     def take(self, session_id: str) -> Session:
-        """What is recorded of a session, which goes on with it."""
+        """Take the session as it is recorded, to go on with it."""
         session = self.log.sessions.pop(session_id, None) or Session(session_id=session_id)
         if session.starts and not session.is_closed:
             self._taken[session_id] = session, session.num_starts
@@ -115,7 +115,7 @@ class _Reading:
         return True
 
     def _take(self, event: Event, offset: int) -> None:
-        """Of sessions that others have had: what we write ourselves is known."""
+        """Apply an event of a session that others have had; our own events are known."""
         named = getattr(event, "session_id", "")
         if named not in self._taken:
             if self.log.get(named) is not None:
@@ -154,7 +154,7 @@ class History:
         self._readings: dict[int, _Reading] = {}
 
     def poll(self) -> None:
-        """Read on what is being read."""
+        """Read on in each partition that is being read."""
         for reading in self._readings.values():
             reading.poll(self._bus)
 
@@ -180,7 +180,7 @@ class History:
         return {name: group for name, group in clients.items() if name.startswith(prefix)}
 
     def is_closed(self, record: Record[Prompt]) -> bool:
-        """Whether its session is over: what came of it was committed with its close."""
+        """Whether its session is over: its outputs were committed with its close."""
         log = self._readings[record.position.partition].log
         return log.is_forgotten(session_of(record.event))
 
@@ -191,17 +191,17 @@ class History:
         return session is not None and session.is_closed
 
     def take(self, record: Record[Prompt]) -> Session:
-        """What is recorded of its session, which goes on with it."""
+        """Take its session as it is recorded, to go on with it."""
         return self._readings[record.position.partition].take(session_of(record.event))
 
     def caught_up(self, record: Record[Prompt]) -> bool:
         """Whether all that others recorded of a session is taken, once our opening of it is
-        committed: until then somebody who lost it may have written more calls."""
+        committed: until then a worker that lost it may have written more calls."""
         reading = self._readings[record.position.partition]
         return reading.caught_up(self._bus, session_of(record.event))
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Partitions that went away: others write there now."""
+        """Forget partitions that went away: others write there now."""
         for number in numbers:
             if (reading := self._readings.pop(number, None)) is not None:
                 reading.close()

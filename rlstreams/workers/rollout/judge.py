@@ -136,7 +136,7 @@ async def _ask(
 
 @functools.cache
 def _session() -> aiohttp.ClientSession:
-    """Of this process, whose one event loop lives as long."""
+    """The HTTP session of this process, whose one event loop lives as long."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
@@ -168,7 +168,7 @@ def last_number(reply: str) -> float:
     """
     lines = reply.strip().splitlines()
     found = _NUMBER.findall(lines[-1]) if lines else []
-    # Of "0 out of 1" or "50 %" nobody can say what is meant.
+    # "0 out of 1" and "50 %" are ambiguous.
     if len(found) != 1 or "%" in lines[-1] or not 0 <= float(found[0]) <= 1:
         raise JudgeError(
             f"the judge's reply does not end with one number from 0 to 1: ...{reply[-_SHOWN:]!r}; "

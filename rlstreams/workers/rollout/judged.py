@@ -1,4 +1,4 @@
-"""What a verifier is given of what lies in the log: of a session, and of a trajectory. Pure."""
+"""Samples for a verifier from records of the log: a session, or a trajectory. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sample_of_trajectory(
     decode: Callable[[Sequence[int]], str],
 ) -> Sample:
     """The sample of a trajectory, to be judged again: the last turn of its main row, and all of
-    them. What an environment said is told as the policy read it, with the template's own words
+    them. An environment's text is given as the policy read it, with the template's own words
     around it.
 
     Args, Raises: as `sample_of_chain`; ValueError too: the policy said nothing.

@@ -2,8 +2,8 @@
 
 Outcomes are read from the partitions of `outcomes` whose prompts this worker has, from the issue of
 the oldest one on. A worker that takes a partition over finds the closed session in the log and its
-prompt among the open ones, and waits on: until the same time, for that counts from the close; never
-for longer than the whole deadline, whatever the clock of the host before said.
+prompt among the open ones, and waits on: until the same time, which counts from the close, and
+never longer than the whole deadline, whatever the clock of the host before was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Decided:
 
 
 class LateOutcomes:
-    """Belongs to the role's loop."""
+    """Closed sessions and the outcomes that they wait for; belongs to the role's loop."""
 
     def __init__(self, bus: Bus, section: OutcomeSection) -> None:
         self._bus = bus
@@ -52,11 +52,11 @@ class LateOutcomes:
 
     @property
     def graders(self) -> tuple[str, ...]:
-        """Who is waited for; empty: nobody."""
+        """Names of the graders that are waited for; empty: none."""
         return self._section.wait_for
 
     def listen(self, record: Record[Prompt]) -> None:
-        """Read what is said of a partition's sessions, from this prompt on: the oldest open one."""
+        """Read outcomes of a partition's sessions, from this prompt on: the oldest open one."""
         at = {} if self._reader is None else dict(self._reader.positions())
         partition = Partition(OUTCOMES.name, record.position.partition)
         if not self.graders or partition in at:
@@ -69,7 +69,7 @@ class LateOutcomes:
             self._reader.seek(at)
 
     def add(self, record: Record[Prompt], session: Session) -> None:
-        """Wait for what is said of a closed session."""
+        """Wait for the outcomes of a closed session."""
         assert session.closed is not None, "only closed sessions wait"
         passed_s = (now_ms() - session.closed.at_ms) / 1000
         left_s = min(self._section.deadline_s, self._section.deadline_s - passed_s)
@@ -102,7 +102,7 @@ class LateOutcomes:
                 self._said.apply(event)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Partitions that went away."""
+        """Forget partitions that went away."""
         gone = set(numbers)
         kept = {n: one for n, one in self._waiting.items() if one[0].position.partition not in gone}
         self._waiting = kept

@@ -1,4 +1,4 @@
-"""What stands between two turns of the policy, as tokens: the environment's text, dressed.
+"""Tokens between two turns of the policy: the environment's text, as the chat template has it.
 
 A prompt given as text goes on with the environment's text as it is. Of a chat, the chat template
 writes what follows an answer: the end of the assistant's message, the environment's message, the

@@ -1,4 +1,4 @@
-"""The port `Player`: how a prompt is played, and which records end it.
+"""The port `Player`: plays a prompt, and makes the records that end it.
 
 Two fulfil it: `sampling.Sampler` plays a dialogue by itself, `session_player.SessionPlayer` has an
 agent play. The role knows this port alone.
@@ -19,7 +19,7 @@ from rlstreams.workers.rollout.clock import SampleClock
 
 
 class Rolled(Protocol):
-    """What a coroutine of `Player.roll_out` returns."""
+    """Result of a coroutine of `Player.roll_out`."""
 
     @property
     def versions(self) -> Set[int]:
@@ -31,10 +31,10 @@ R = TypeVar("R", bound=Rolled)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concluded:
-    """What became of a prompt."""
+    """A prompt that was played, with the records that end it."""
 
     record: Record[Prompt]
-    outputs: tuple[Outgoing, ...] | None  # that end it; None: it waits, `Player.over` will say
+    outputs: tuple[Outgoing, ...] | None  # that end it; None: `Player.over` gives them later
     counts: Mapping[str, float] = field(default_factory=dict)  # for the worker's report
 
 
@@ -43,11 +43,11 @@ class Player(Protocol[R]):
 
     @property
     def clock(self) -> SampleClock:
-        """Of its deadlines; stopped and started on the engine's loop."""
+        """Clock of its deadlines; stopped and started on the engine's loop."""
 
     @property
     def asked(self) -> Asked | None:
-        """What waits to see its records committed; None: nothing does."""
+        """Requests that wait for the commit of their records; None: there are none."""
 
     @property
     def num_apart(self) -> int:
@@ -55,15 +55,15 @@ class Player(Protocol[R]):
 
     @property
     def num_late(self) -> int:
-        """Of these, those that are not under way any more: they were concluded without outputs."""
+        """Samples of `num_apart` that are no longer under way: concluded, without outputs."""
 
     @property
     def waits_for(self) -> str:
-        """Whom samples wait for that the engine does not work for; "": nobody."""
+        """Names of those that samples wait for while the engine is idle for them; "": none."""
 
     @property
     def num_waiting(self) -> int:
-        """Samples under way that nobody works on yet: `waits_for` names whom they wait for."""
+        """Samples under way on which no work has begun; `waits_for` names the cause."""
 
     async def open(self, loads: Callable[[], Loads]) -> None:
         """Be ready to play.
@@ -79,15 +79,15 @@ class Player(Protocol[R]):
         """Let go of all else."""
 
     def sift(self, waiting: list[Record[Prompt]]) -> list[Record[Prompt]]:
-        """Of prompts that are to be played, those that still are; `over` has the others."""
+        """Return the prompts that are still to be played; `over` has the others."""
 
     def ready(
         self, waiting: Sequence[Record[Prompt]], num_running: int
     ) -> Sequence[Record[Prompt]]:
-        """Of these, those that may be begun now, beside so many that run."""
+        """Return the prompts that may begin now, beside `num_running` others."""
 
     def roll_out(self, record: Record[Prompt]) -> Coroutine[Any, Any, R]:
-        """Play one; called on the role's loop, run on the engine's.
+        """Play one prompt; called on the role's loop, run on the engine's.
 
         Raises:
             EngineError, RewardError, UserCodeError, TimeoutError: see each player.
@@ -96,7 +96,7 @@ class Player(Protocol[R]):
     def concluded(
         self, record: Record[Prompt], rolled: R, loads: Loads, context: Context, judge: str
     ) -> Concluded:
-        """What becomes of one that was played.
+        """Make the records that end a prompt that was played.
 
         Args:
             judge: see `agreement.judged_by`.
@@ -106,4 +106,4 @@ class Player(Protocol[R]):
         """Prompts that `sift` left out or that waited, once they are over; each once."""
 
     def give_up(self, numbers: Set[int]) -> None:
-        """Forget what is known of these partitions: others work there now."""
+        """Forget these partitions: others work there now."""

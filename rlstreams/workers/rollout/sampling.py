@@ -49,7 +49,7 @@ MOST_PER_TOKEN = 32  # characters; text has about 4
 
 
 def sampling_of(section: RolloutSection) -> Sampling:
-    """What an engine is asked for."""
+    """Sampling parameters of a section, as an engine takes them."""
     return Sampling(
         temperature=section.temperature,
         top_p=section.top_p,
@@ -74,19 +74,19 @@ class Sampler:
 
     @property
     def asked(self) -> None:
-        """A sample is committed when it is over, and nobody waits for that."""
+        """None: a sample is committed when it is over, and no request waits for that."""
         return
 
     @property
     def num_apart(self) -> int:
-        """Those that wait for a slow judge."""
+        """Samples that wait for a slow judge."""
         return self.verifier.num_open
 
     num_late = num_waiting = 0
     waits_for = ""
 
     async def open(self, loads: Callable[[], Loads]) -> None:
-        """Nothing is to be made ready."""
+        """Do nothing: there is nothing to make ready."""
 
     async def stop(self) -> None:
         """End the environment; the engine's end ends what is sampled."""
@@ -98,19 +98,19 @@ class Sampler:
         self.verifier.close()
 
     def sift(self, waiting: list[Record[Prompt]]) -> list[Record[Prompt]]:
-        """Nothing but a trajectory or a dead letter ends a prompt: all are still to be played."""
+        """Return all: only a trajectory or a dead letter ends a prompt."""
         return waiting
 
     def ready(
         self, waiting: Sequence[Record[Prompt]], num_running: int
     ) -> Sequence[Record[Prompt]]:
-        """All of them; the engine has its own queue."""
+        """Return all; the engine has its own queue."""
         return waiting
 
     def concluded(
         self, record: Record[Prompt], rolled: Played, loads: Loads, context: Context, judge: str
     ) -> Concluded:
-        """A trajectory."""
+        """Make the trajectory of a sample."""
         trajectory = trajectory_of(
             *(record.event, record.position, rolled, loads, self.engine.name, context), judge=judge
         )
@@ -121,11 +121,11 @@ class Sampler:
         )
 
     def over(self, context: Context, judge: str) -> tuple[Concluded, ...]:
-        """Nothing waits."""
+        """Return none: no sample waits."""
         return ()
 
     def give_up(self, numbers: Set[int]) -> None:
-        """Nothing is known of partitions."""
+        """Do nothing: it keeps nothing by partition."""
 
     async def roll_out(self, record: Record[Prompt]) -> Played:
         """See `played`."""
@@ -231,10 +231,10 @@ class Sampler:
             played.environment_s += time.monotonic() - started_s
 
     def _go_on(self, prompt: Prompt, played: Played, says: Says, turns: Turns) -> bool:
-        """Append what the environment said, if a turn can follow."""
+        """Append the environment's answer, if a turn can follow; whether one can."""
         if len(played.turns) >= turns.max_turns:
             return False
-        # Tokenising holds up the engine's loop, so what cannot have room is not tokenised.
+        # Tokenising holds up the engine's loop, so a text that cannot fit is not tokenised.
         if len(says.text) > MOST_PER_TOKEN * self.engine.max_tokens:
             return False
         sampled = played.turns[-1].token_ids

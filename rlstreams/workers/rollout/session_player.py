@@ -1,4 +1,4 @@
-"""Prompts that agents play: what the log has of their sessions, and what waits for graders."""
+"""Prompts that agents play: their sessions in the log, and those that wait for graders."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class SessionPlayer:
         self._shared = sessions.keeper.shared
         self._runners = sessions.runners
         self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
-        self._over: list[Concluded] = []  # whose session was closed before
+        self._over: list[Concluded] = []  # prompts whose session was closed before
 
     @property
     def clock(self) -> SampleClock:
-        """Of the sessions."""
+        """Clock of the sessions."""
         return self.sessions.clock
 
     @property
     def asked(self) -> Asked:
-        """What calls wait to see committed."""
+        """Calls that wait for the commit of their records."""
         return self._shared.asked
 
     @property
     def num_apart(self) -> int:
-        """Sessions that are being judged, wait for graders, or are somebody else's to work on."""
+        """Sessions that are being judged, wait for graders, or are worked on elsewhere."""
         return self.sessions.verifier.num_open + self.num_late + self.sessions.num_remote
 
     @property
@@ -59,7 +59,7 @@ class SessionPlayer:
 
     @property
     def waits_for(self) -> str:
-        """Runners, and graders."""
+        """Runners and graders that sessions wait for."""
         found = [self._runners.waits_for if self._runners else ""]
         if self.num_late:
             graders = ", ".join(self.late.graders)
@@ -83,7 +83,7 @@ class SessionPlayer:
         self.sessions.verifier.close()
 
     def sift(self, waiting: list[Record[Prompt]]) -> list[Record[Prompt]]:
-        """Without those whose session is closed: what came of it is in the log, or waits."""
+        """Leave out prompts whose session is closed: its end is in the log, or it waits."""
         self._history.poll()
         return [record for record in waiting if not self._is_over(record)]
 
@@ -124,7 +124,7 @@ class SessionPlayer:
     def concluded(
         self, record: Record[Prompt], rolled: Closed, loads: Loads, context: Context, judge: str
     ) -> Concluded:
-        """Its close, outcome and trajectory; or it waits for its graders."""
+        """Make its close, outcome and trajectory; or have it wait for its graders."""
         outputs = None
         if rolled.is_waiting:
             self.late.add(record, rolled.session.log)
@@ -141,6 +141,6 @@ class SessionPlayer:
             yield Concluded(record=one.record, outputs=outputs, counts={"late": 1})
 
     def give_up(self, numbers: Set[int]) -> None:
-        """Their new owner reads of their sessions, and waits on."""
+        """Forget these partitions: their new owner reads their sessions, and waits on."""
         self._history.forget(numbers)
         self.late.forget(numbers)

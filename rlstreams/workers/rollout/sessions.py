@@ -1,8 +1,8 @@
-"""From a prompt to a closed session: an agent is started on it, ends, and what it did is judged.
+"""Runs the session of a prompt to its close: starts an agent on it, and judges its work.
 
 Runs on the engine's event loop. The agent calls the model over HTTP; each call is in the log before
 it is answered (`workers.gateway`). So a session that was begun before, here or elsewhere, goes on:
-its agent is started again, and what it asked before is answered from the log.
+its agent is started again, and its earlier requests are answered from the log.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.gateway.http.serve import GatewayServer
 
 LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
-KEY_S = 60.0  # beyond an agent's time that its key holds
+KEY_S = 60.0  # that its key holds beyond an agent's time
 CLIENTS_KEY_S = 30 * 86_400.0  # that a client's key holds: it outlives workers
 
 
@@ -72,7 +72,7 @@ class Member:
 
 @dataclass(slots=True, kw_only=True)
 class Closed:
-    """A session that is over, with what is to be written of it at once."""
+    """A session that is over, with the records of its end that are still to be written."""
 
     session: OpenSession
     kind: str
@@ -86,11 +86,11 @@ class Closed:
 
     @property
     def versions(self) -> set[int]:
-        """None waits for its load: its calls are in the log."""
+        """Empty: its calls are in the log already, so it waits for no load."""
         return set()
 
     def counts(self) -> dict[str, float]:
-        """For the worker's report."""
+        """Counts for the worker's report."""
         calls = self.session.log.calls
         mine = [call for call in calls if call.start >= self.session.start + 1 - self.num_starts]
         return {
@@ -122,7 +122,7 @@ class Closed:
 
 @dataclass(slots=True, kw_only=True)
 class Sessions:
-    """All that a session needs."""
+    """Runs the sessions of a worker: its agents, verifier and limits."""
 
     keeper: Keeper
     members: Sequence[Member]
@@ -139,7 +139,7 @@ class Sessions:
     server: GatewayServer | None = None
 
     async def start(self) -> None:
-        """Listen for agents, and for who asks for sessions of those that run elsewhere."""
+        """Listen for agents, and for requests for sessions of agents that run elsewhere."""
         from rlstreams.workers.gateway.http import serve  # a web server, for agents alone
 
         if (runners := self.runners) is None:
@@ -157,8 +157,8 @@ class Sessions:
             await self.server.close(0.0)
 
     def member_of(self, prompt: Prompt) -> Member:
-        """The agent of a sample: all of a group have the same, drawn by weight; of a held-out row
-        one that reads rows."""
+        """The agent of a sample: one for all of a group, drawn by weight; for a held-out row one
+        that reads rows."""
         members = self.members
         if prompt.purpose == EVALUATE:
             members = [one for one in members if not one.section.outside] or members
@@ -232,12 +232,12 @@ class Sessions:
                 await self._judge(closed, prompt)
                 return closed
         except TimeoutError:
-            told = (
+            why = (
                 f"session {log.session_id} of agent {member.section.name!r} was not over within "
                 f"{self.deadline_s:g} s (rollout.sample_deadline_s), after {len(log.nodes)} calls"
                 f"{lost}"
             )
-            return Closed(session=session, kind=INFRASTRUCTURE, detail=told, num_starts=starts)
+            return Closed(session=session, kind=INFRASTRUCTURE, detail=why, num_starts=starts)
 
     async def _leave_open(self, closed: Closed) -> None:
         """Write the close alone, and let its prompt wait, if graders have still to speak."""
@@ -265,7 +265,7 @@ class Sessions:
     async def _played(
         self, session: OpenSession, prompt: Prompt, member: Member
     ) -> tuple[str, str]:
-        """How one start of the agent ended: kind and detail."""
+        """Run one start of the agent; return kind and detail of its end."""
         limit_s, ours = member.section.timeout_s, not member.section.outside
         key = self.keeper.open(session, self.deadline_s + KEY_S if ours else CLIENTS_KEY_S)
         assert self.server is not None
@@ -304,7 +304,7 @@ class Sessions:
         return await self._kind(session, ending or Ending())
 
     async def _kind(self, session: OpenSession, ending: Ending) -> tuple[str, str]:
-        """What an agent's end means, by what its last request got, too."""
+        """Return kind and detail of an agent's end; a failed last request counts, too."""
         trouble = session.trouble
         if ending.report is not None:
             outcome = session.records.outcome(ending.report, AGENT)
@@ -325,7 +325,7 @@ class Sessions:
         return AGENT, ending.detail
 
     async def _judge(self, closed: Closed, prompt: Prompt) -> None:
-        """Give it its reward, or say why it has none."""
+        """Give the session its reward, or the kind and detail of why it has none."""
         if closed.kind not in JUDGED:
             return
         log = closed.session.log
@@ -356,13 +356,13 @@ class Sessions:
         closed.outcome = closed.judged = closed.session.records.outcome(report, self.verifier_name)
 
     def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> Sample:
-        """What a verifier is given: the last answer, and all of them."""
+        """The sample for a verifier: the last answer, and all of them."""
         decode = self.keeper.shared.tokenizer.decode
         return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
 
 
 def place_of(prompt: Prompt, log: Session, siblings: Mapping[str, str]) -> Place:
-    """The place of a sample, with whose it was."""
+    """The place of a sample, with the client group that it had."""
     return Place(
         session_id=log.session_id,
         group_id=prompt.group_id,
@@ -373,7 +373,7 @@ def place_of(prompt: Prompt, log: Session, siblings: Mapping[str, str]) -> Place
 
 
 def task_of(prompt: Prompt, session_id: str, *, with_answer: bool) -> dict[str, object]:
-    """What an agent is told: the row, and which sample it is.
+    """The task that an agent is given: the row, and the sample's place in the run.
 
     Args:
         with_answer: it judges itself. Where a verifier does, the answer is that verifier's alone:

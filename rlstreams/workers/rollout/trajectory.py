@@ -77,7 +77,7 @@ def stitch_experts(
     """Routed experts of the whole sample, and which rows are recorded; see `stitched`.
 
     Args:
-        said: everything behind the prompt.
+        said: all segments after the prompt.
         num_prompt: tokens of the prompt.
 
     Raises:

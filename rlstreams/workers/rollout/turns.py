@@ -1,4 +1,4 @@
-"""What samples of several turns need, by the configuration's `[environment]`."""
+"""Environment of samples of several turns, by the configuration's `[environment]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlstreams.workers.sandbox.user_code import UserCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """The environment, what stands between two turns, and how many there are at most."""
+    """The environment, the tokens between two turns, and the largest number of turns."""
 
     environment: UserEnvironment
     next_turn: NextTurn
@@ -33,7 +33,7 @@ def make_turns(
 
     Args:
         vocab_size: of the engine.
-        note: told what went wrong beside samples, for the log.
+        note: called with problems beside samples, for the log.
 
     Raises:
         ConfigError: a class that cannot be loaded, or a chat template that is not fit for several

@@ -29,8 +29,8 @@ _IN_CHILD = Path(__file__).with_name("child_verifiers.py")
 _JUDGE = Path(__file__).with_name("judge.py")
 
 
-# Those of ours that run in a child process: the package that each needs, as it is imported, and our
-# extra that installs it.
+# Our verifiers that run in a child process: the package that each imports, and our extra that
+# installs it.
 CHILD_VERIFIERS: Mapping[str, tuple[str, str]] = {
     "pattern": ("", ""),
     "math-verify": ("math_verify", "math"),
@@ -44,7 +44,7 @@ def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _
     """The verifier that the configuration names, ready to judge.
 
     Args:
-        note: told what went wrong beside samples, for the log.
+        note: called with problems beside samples, for the log.
 
     Raises:
         ConfigError: an unknown name or option, a reference to a secret that is not there, a package
@@ -58,7 +58,7 @@ def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _
             if verifier in QUICK_VERIFIERS:
                 return _quick(QUICK_VERIFIERS[verifier], values, f"{field} {verifier!r}")
             code = _user_code(section, verifier, values, field)
-            # What is ours computes, and would fail alike; the judge waits for its server itself.
+            # Ours would fail alike on each attempt; the judge waits for its server itself.
             attempts = 1 if verifier in CHILD_VERIFIERS else section.attempts
             user = UserVerifier(code, field, attempts=attempts, note=note)
             stack.callback(user.close)
@@ -107,7 +107,7 @@ class _Sum:
 
 
 async def _unfinished(_: Sample) -> Judgement:
-    """Of a sample that ended before its environment, or agent, gave a number."""
+    """Judgement of a sample that ended before its environment, or agent, gave a number."""
     return Judgement(reward=0.0, parts={"unfinished": 1.0})
 
 
@@ -153,7 +153,7 @@ def _user_code(
 def _judged_by(
     options: Mapping[str, Option], section: RewardSection, field: str
 ) -> tuple[float, dict[str, Option]]:
-    """How long a call of the judge may take, and its options.
+    """Longest time of a call of the judge, seconds, and its options.
 
     Raises:
         ConfigError: an option that the judge needs is missing, or names what is not there.

@@ -72,7 +72,7 @@ class RolloutStage:
         )
         self._waiting: list[Record[Prompt]] = []
         self._running: dict[Hashable, Record[Prompt]] = {}  # begun and not finished
-        # Of these, and not concluded.
+        # begun and ended, not yet concluded
         self._ended: dict[Hashable, asyncio.Task[Rolled]] = {}
         self._num_sampled = 0
         self._may_begin = True  # False: it has no turn on its device, or its turn ends
@@ -81,7 +81,7 @@ class RolloutStage:
         )
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
         opening = player.open(lambda: self._puller.loads)
-        self._loop.wait(opening, START_S, "what plays samples")
+        self._loop.wait(opening, START_S, "the player of samples")
 
     def room(self) -> int:
         """Room for twice the engine's capacity: while it is full, as many samples wait.
@@ -95,11 +95,11 @@ class RolloutStage:
 
     @property
     def most(self) -> int:
-        """While the engine has all that it may ever have."""
+        """Room while the engine has the largest capacity that it may ever have."""
         return 2 * self._engine.max_capacity
 
     def begin(self, record: Record[Event]) -> None:
-        """Let a sample wait until the engine holds what it asks for."""
+        """Let a sample wait until the engine holds the version that it asks for."""
         prompt = record.event
         if not isinstance(prompt, Prompt):
             raise ValueError(f"a {type(prompt).__name__} lies in topic {PROMPTS.name}")  # noqa: TRY004
@@ -138,7 +138,7 @@ class RolloutStage:
             self._loop.start({key: self._player.roll_out(record) for key, record in begun.items()})
 
     def _conclude(self, key: Hashable) -> Finished | None:
-        """None: it was given up, or has to wait."""
+        """Conclude a sample that ended; None: it was given up, or has to wait."""
         record, task = self._running[key], self._ended[key]
         if not task.cancelled():
             reach(CrashPoint.FORWARD_AFTER)
@@ -146,7 +146,7 @@ class RolloutStage:
                 return self._fail(key, error)
             rolled, loads = task.result(), self._puller.loads
             if any(version not in loads for version in rolled.versions):
-                return None  # no trajectory names a load that nobody can read of yet
+                return None  # a trajectory names only loads whose records are written
         del self._running[key], self._ended[key]
         if task.cancelled():
             return None
@@ -167,10 +167,10 @@ class RolloutStage:
         del self._ended[key]
         self.reporter.count(dead_letters=1)
         is_permanent = isinstance(error, PromptTooLongError)
-        letter = set_aside(
+        dead_letter = set_aside(
             self._context, record, reason=reason, detail=str(error), permanent=is_permanent
         )
-        return Finished(raw=record.raw, outputs=(letter,))
+        return Finished(raw=record.raw, outputs=(dead_letter,))
 
     def give_up(self, partitions: Set[Partition]) -> None:
         """End the requests of these partitions: their new owner samples them anew."""
@@ -238,13 +238,13 @@ class RolloutStage:
 
     @property
     def may_join(self) -> bool:
-        """Once it holds weights, for which a server may have to start; or had to wait for its turn
-        on a device, which work in its partitions brings."""
+        """Whether it holds weights, for which a server may have to start; or has had to wait for
+        its turn on a device, which only work in its partitions brings."""
         return self._handover.was_used or self._engine.policy_version in self._puller.loads
 
     def close(self) -> None:
         """Give up open samples; they stay in flight."""
-        self._loop.wait(self._player.stop(), CLOSE_S, "ending what plays samples")
+        self._loop.wait(self._player.stop(), CLOSE_S, "ending the player of samples")
         self._loop.wait(self._engine.close(), CLOSE_S, f"closing engine {self._engine.name}")
         self._loop.close()
         self._player.close()

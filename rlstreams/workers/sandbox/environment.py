@@ -1,4 +1,4 @@
-"""Environments: what answers the policy between its turns, one episode per sample.
+"""Environments, which answer the policy between its turns; one episode per sample.
 
 An episode belongs to one attempt at one sample and begins with the policy's first turn. A user's
 class is made once per episode, in a process where it stays; when that ends, or the sample is given
@@ -25,7 +25,7 @@ EXTRA = ("turn", "is_last", "num_tokens", "token_ids", "raw")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTurn:
-    """What the policy wrote, ended by itself."""
+    """A turn of the policy that it ended by itself."""
 
     number: int  # from 1
     is_last: bool  # no turn can follow: `max_turns` is reached
@@ -42,7 +42,7 @@ class Says:
 
     @property
     def text(self) -> str:
-        """For verifiers and people."""
+        """The answer as text, for verifiers and people."""
         if isinstance(self.content, str):
             return self.content
         return "\n".join(message["content"] for message in self.content)
@@ -50,13 +50,13 @@ class Says:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The episode is over."""
+    """The end of an episode."""
 
     judgement: Judgement | None  # None: the verifier judges
 
 
 def outcome_of(reply: Mapping[str, Any], place: str) -> Says | Ends:
-    """What a process of user code answered a call with.
+    """Read the reply of a process of user code.
 
     Raises:
         UserCodeError: an error; or numbers that cannot be learnt from, or that are none.
@@ -94,7 +94,7 @@ class UserEnvironment:
         """
         Args:
             must_reward: None ends no episode: there is no verifier to judge it.
-            note: told what went wrong beside samples, or after they were over, for the log.
+            note: called with problems beside samples, or after they were over, for the log.
         """
         self.sandbox = Sandbox(code, "environment.name", note)
         self.must_reward = must_reward
@@ -166,7 +166,7 @@ class UserEpisode:
         return outcome
 
     async def _leave(self) -> None:
-        """Close the object behind its step, which is cancelled if it is asynchronous."""
+        """Close the object after its step, which is cancelled if it is asynchronous."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -177,7 +177,7 @@ class UserEpisode:
                 reply = await process.call(request, needs_room=not process.is_async)
                 outcome_of({"ends": None, **reply}, process.place)
         except LostCallError:
-            pass  # its object is gone, and the process's end is told elsewhere
+            pass  # its object is gone, and the process's end is reported elsewhere
         except UserCodeError as err:
             self._sandbox.note(f"closing {self._key}: environment {err}")
         finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What a function is called with; what a class is made with; what its method `step` is called with.
+# Arguments of a function; of a class; of its method `step`.
 FUNCTION = ("prompt", "completion", "answer", "metadata")
 MADE_WITH = ("prompt", "answer", "metadata")
 STEP = ("completion",)
@@ -27,7 +27,7 @@ class UnusableError(Exception):
 
 
 def load(spec: Mapping[str, Any]) -> tuple[Callable[..., object], str]:
-    """What `spec` names, and the file it was looked for in.
+    """The object that `spec` names, and the file it was looked for in.
 
     Modules beside a file can be imported by it; a module is looked for in the working folder last.
 
@@ -59,7 +59,7 @@ def load(spec: Mapping[str, Any]) -> tuple[Callable[..., object], str]:
 
 
 def checked_function(made: Any, spec: Mapping[str, Any], file: str) -> list[str]:  # noqa: ANN401
-    """Which of `spec["extra"]` the function takes.
+    """Check the function; return the names of `spec["extra"]` that it takes.
 
     Raises:
         UnusableError: it cannot be called as a verifier is; says how to write it.
@@ -71,7 +71,7 @@ def checked_function(made: Any, spec: Mapping[str, Any], file: str) -> list[str]
 
 
 def checked_class(made: Any, spec: Mapping[str, Any], file: str) -> list[str]:  # noqa: ANN401
-    """Which of `spec["extra"]` the class's `step` takes.
+    """Check the class; return the names of `spec["extra"]` that its `step` takes.
 
     Raises:
         UnusableError: it cannot be made or stepped as an environment is; says how to write it.
@@ -141,7 +141,7 @@ def _check_call(
 ) -> None:
     try:
         signature = inspect.signature(function)
-    except ValueError:  # of a compiled function: the first call will tell
+    except ValueError:  # of a compiled function: the first call will show it
         return
     own = ("self",) if method == "step" else ()
     try:
@@ -169,7 +169,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _instead(module: ModuleType, name: str, kind: str) -> str:
-    """What the module itself defines of that kind, and the one of the nearest name."""
+    """The module's own objects of that kind, and the one of the nearest name."""
     if hasattr(module, name):
         return f"that is {getattr(module, name)!r:.60}, which cannot be called"
     own = [

@@ -37,7 +37,7 @@ WHERE_S = 0.5
 CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
 EXIT_S, _POLL_S = 1.0, 0.01  # from the end of the link to the process's
 _TAIL = 200  # characters of what it printed last
-_READY = 0  # number of the reply that nobody asked for
+_READY = 0  # number of the first reply, which answers no call
 _PROGRAM = Path(__file__).with_name("program.py")
 
 Reply = dict[str, Any]
@@ -52,7 +52,7 @@ class _Call:
 
 
 class _Output(asyncio.Protocol):
-    """What user code prints: passed on to the worker's standard error, the end of it kept."""
+    """Output of user code: passed on to the worker's standard error, the end of it kept."""
 
     def __init__(self) -> None:
         self.tail = b""
@@ -74,10 +74,10 @@ class Process:
         self.place = ""
         """`file:line` of the code, once it is loaded."""
         self.open: set[str] = set()
-        """What was placed here and has not left."""
+        """Keys of the calls and objects that are placed here."""
         self.is_async = False
         self.wants: frozenset[str] = frozenset()
-        """Which of `code.extra` it takes."""
+        """Names of `code.extra` that it takes."""
         self._cancels = False  # a call that hangs can be broken off
         self.room = 1
         """Calls at a time."""
@@ -122,8 +122,8 @@ class Process:
         """Send a call once there is room for it; the reply, within the code's `timeout_s`.
 
         A call that misses its deadline is broken off where that is possible; one that does not let
-        go ends the process, and with it what else it held. Whoever gives up waiting leaves the
-        call's room taken until it is over.
+        go ends the process, and with it all else that it held. A caller that gives up waiting
+        leaves the call's room taken until it is over.
 
         Raises:
             LostCallError: the process ended because of another call, or before this was sent.
@@ -144,7 +144,7 @@ class Process:
         return await asyncio.shield(task)
 
     async def end(self, reason: str) -> None:
-        """Kill it and all that it started; what waits for it fails with `reason`."""
+        """Kill it and all that it started; calls that wait for it fail with `reason`."""
         self._break(reason, is_ended=True)
         if self._ending is None:  # only once: later its number may be another process's
             self._ending = asyncio.get_running_loop().create_task(self._kill())
@@ -152,7 +152,7 @@ class Process:
 
     @property
     def is_over(self) -> bool:
-        """Whether the system has let go of it."""
+        """Whether its end is complete: killed, awaited and closed."""
         return self._ending is not None and self._ending.done()
 
     async def _kill(self) -> None:
@@ -210,10 +210,10 @@ class Process:
         await asyncio.wait({call.reply}, timeout=timeout_s)
         if call.reply.done():
             return call.reply.result()
-        told = f"gave no answer within {timeout_s:g} s{await self._whereabouts(call.number)}"
+        why = f"gave no answer within {timeout_s:g} s{await self._whereabouts(call.number)}"
         if not (self._cancels and await self._probe({"cancel": call.number}, CANCEL_S)):
-            await self.end(f"was ended because another call {told} and did not let go")
-        raise self._error(UserCodeError, told)
+            await self.end(f"was ended because another call {why} and did not let go")
+        raise self._error(UserCodeError, why)
 
     def _send(self, request: Mapping[str, Any], *, runs_code: bool = True) -> _Call:
         if self.broken:

@@ -70,7 +70,7 @@ _BREAK_OFF = signal.SIGUSR2  # alarms are left to user code
 
 
 def reply_of(returned: object, place: str, *, may_say: bool) -> Reply:
-    """What user code returned: a number, named parts, or a number and named parts of it.
+    """The reply for a return value: a number, named parts, or a number and named parts of it.
 
     Of a mapping alone the part called `reward` is the reward; without one it is their sum. A part
     called `note` that is text is kept with the sample, for people.
@@ -116,14 +116,14 @@ def _said(messages: list[Any], place: str) -> Reply:
 
 
 def _sum(parts: dict[Any, object]) -> float:
-    """Of the numbers among them: a part that is none is named anyway."""
+    """Sum of the parts that are numbers: any other one is reported anyway."""
     return math.fsum(value for value in parts.values() if isinstance(value, numbers.Real))
 
 
 def limit_memory(memory_mb: int, *, by_kernel: bool = sys.platform == "linux") -> None:
     """Let this process have no more than `memory_mb` of memory; 0: no limit.
 
-    On Linux an allocation beyond it fails (RLIMIT_DATA counts what is private and writable, so a
+    On Linux an allocation beyond it fails (RLIMIT_DATA counts private writable memory, so a
     library that only reserves addresses costs nothing). Elsewhere no limit of the kernel's holds,
     so a thread watches the peak and ends the process.
     """
@@ -244,7 +244,7 @@ class Link:
         threading.Thread(target=self._read, name="worker-watch", daemon=True).start()
 
     def send(self, number: int, reply: Reply, place: str = "") -> None:
-        """Answer a request; with an error what cannot be sent."""
+        """Answer a request; with an error if the reply cannot be sent."""
         error = ""
         try:
             line = json.dumps({"id": number, **reply}).encode()
@@ -300,8 +300,8 @@ class BrokenOff(BaseException):
 def serve(link: Link, code: Code, ready: Reply) -> NoReturn:
     """Answer one request after the other in the main thread; the link ends the process.
 
-    Objects stay in the thread that made them, which some libraries want. A signal breaks off what
-    is waited for there (a sleep, a socket, a lock, a process) and any loop of Python.
+    Objects stay in the thread that made them, which some libraries want. A signal breaks off
+    a wait there (for a sleep, a socket, a lock, a process) and any loop of Python.
     """
     under_way, to_break = -1, 0  # numbers of calls
 

@@ -1,4 +1,4 @@
-"""A reward: what a verifier is given, what it gives, and which numbers can be learnt from."""
+"""Rewards: the sample for a verifier, its judgement, and the check that it can be learnt from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sample:
     """An answer to be judged."""
 
     prompt: str
-    completion: str  # what the policy wrote in its last turn, special tokens left out
+    completion: str  # the policy's last turn, special tokens left out
     answer: str  # of the row
     metadata: Mapping[str, Any]  # the row's free fields
     finish_reason: str = STOP  # of the last segment, a `FinishReason`
@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What an answer earned; for people named parts of it, and why, in words."""
+    """Reward of an answer; for people its named parts, and a note with the reason."""
 
     reward: float
     parts: dict[str, float] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """A sandbox: a few processes of the same user code, and the event loop that talks to them.
 
-What is placed in a process stays there. Processes are started as they are needed; one that cannot
-be added holds up nobody while others run; one that ends is replaced.
+A call or object stays in the process where it was placed. Processes are started as they are needed;
+one that cannot be added holds up no call while others run; one that ends is replaced.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sandbox:
 
         Args:
             field: of the configuration, that names the code.
-            note: told what went wrong beside calls, for the log.
+            note: called with problems beside calls, for the log.
         """
         if code.file and not Path(code.file).is_file():
             raise ConfigError(f"{field}: there is no file {code.file}{meant_path(code.file)}")
@@ -86,7 +86,7 @@ class Sandbox:
     async def place(self, key: str) -> Process:
         """A process for one more: a new one while the others are full and more may run.
 
-        Whoever it is for discards `key` from the process's `open` in the end.
+        The caller discards `key` from the process's `open` in the end.
 
         Raises:
             EditedCodeError: none is left, and another would run other code.
@@ -100,7 +100,7 @@ class Sandbox:
             starting = self._starting  # a later one may take its place meanwhile
             waited_s = time.monotonic() - self._started_s
             patience_s = max(0.0, self.patience_s - waited_s) if self._alive else None
-            # Whoever gives up here leaves the start alone: it is everybody's.
+            # A caller that gives up leaves the start alone: others wait for it too.
             done, _ = await asyncio.wait({starting}, timeout=patience_s)
             if not done and self._alive:
                 break

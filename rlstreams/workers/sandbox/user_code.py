@@ -52,5 +52,5 @@ class UserCode:
         return found | option_hashes("options", self.options)
 
     def spec(self) -> str:
-        """What its process is given, as JSON: see `program.py`."""
+        """The spec for its process, as JSON: see `program.py`."""
         return json.dumps(asdict(self))

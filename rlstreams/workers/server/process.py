@@ -23,15 +23,15 @@ READY = 200
 
 
 def pid_file(log: Path) -> Path:
-    """Where the process id of the server that writes `log` stands while it runs."""
+    """File with the process id of the server that writes `log`, while it runs."""
     return log.with_suffix(".pid")
 
 
 def start_locks(visible: str | None) -> Sequence[Path]:
     """A lock file for each GPU of a server that is started with this `CUDA_VISIBLE_DEVICES`.
 
-    A server sizes its cache by the memory that is free as it starts: whoever starts one on a GPU
-    holds the lock until it answers.
+    A server sizes its cache by the memory that is free as it starts: a process that starts
+    one on a GPU holds the lock until it answers.
     """
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
     names = [gpu.name.removeprefix("nvidia") for gpu in gpus]
@@ -52,7 +52,7 @@ class MemoryLock:
         self.fd = -1
 
     def hold(self) -> str:
-        """Take it, if need be; the process that has it, if another one does."""
+        """Take the lock, if need be; return the id of another process that has it, or ""."""
         if self.fd < 0:
             try:
                 self.fd = take(self._path)
@@ -62,7 +62,7 @@ class MemoryLock:
         return ""
 
     def release(self) -> None:
-        """The memory is given up, or the server has ended."""
+        """Release the lock: the memory is given up, or the server has ended."""
         if self.fd >= 0:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
 
@@ -71,7 +71,7 @@ class ServerProcess:
     """One life of a server.
 
     Args:
-        log: what it writes goes behind what is in it.
+        log: its output is appended there.
         locks: of its GPUs (`start_locks`), held while it starts.
         memory: held while it may have memory; None: it has its device alone.
     """
@@ -91,7 +91,7 @@ class ServerProcess:
         self.child: Child | None = None
 
     def why_not_yet(self) -> str:
-        """Why it may not start yet; empty: it has its turn, and begins it."""
+        """Why it may not start yet; empty: it may, and has taken its locks."""
         if self._memory is not None and (owner := self._memory.hold()):
             return f"process {owner} has its memory on the device still"
         for lock in self._locks[len(self._held) :]:
@@ -117,12 +117,12 @@ class ServerProcess:
             written.rename(pid_file(self.log))
 
     def answered(self) -> None:
-        """Its memory is taken: the next server may start on its GPU."""
+        """Note that its memory is taken: the next server may start on its GPU."""
         while self._held:
             os.close(self._held.pop())
 
     def sleeps(self) -> None:
-        """It has given its memory up."""
+        """Note that it has given its memory up."""
         if self._memory is not None:
             self._memory.release()
 
@@ -148,7 +148,7 @@ class HealthLooks:
         self._url, self._alive = url, alive
         self._every_s, self._longest_s = every_s, longest_s
         self._stop = threading.Event()
-        self.is_ready = False  # it has answered that it is, since `begin`
+        self.is_ready = False  # it has answered `READY` since `begin`
         self.answered_s = 0.0  # when it last answered as one that works; monotonic
         self._thread = threading.Thread(target=self._run, name="server-health", daemon=True)
 

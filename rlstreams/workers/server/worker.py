@@ -1,8 +1,8 @@
 """Role `server`: starts one model server, looks at it, and ends with it.
 
-Whoever starts roles (`up`, systemd, Kubernetes, Slurm) starts this one again as any other, so one
-rule of restarts holds for all. Rollout workers know the server's address alone: one that dies comes
-back and finds the server as it was, and says in its reports what it takes the server for.
+`up`, systemd, Kubernetes or Slurm starts this role again as any other, so one rule of restarts
+holds for all. Rollout workers know the server's address alone: one that dies comes back and finds
+the server as it was, and reports the state in which it takes the server to be.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from rlstreams.workers.server.process import (
 POLL_S = 0.05
 MAX_POLL = 1000
 PORT_S = 30.0  # longest wait for another process to leave the server's port
-TAKEN_LOOK_S = 1.0  # longest answer of whoever has it
-NEWS_S = 2.0  # what a worker said of the server's predecessor is over by then
+TAKEN_LOOK_S = 1.0  # longest wait for an answer of the process that has it
+NEWS_S = 2.0  # by then no report is about the server's predecessor
 BROKER_S = 2.0  # between two attempts to report, while the broker does not take it
 SLEEP_S = 3.0  # for its worker to say that it sleeps, once it has released the device
 
@@ -55,7 +55,7 @@ class ServerEndedError(StreamsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long what is waited for. Seconds."""
+    """Limits of waits for a server, and pauses between looks at it. Seconds."""
 
     start_s: float  # a start
     silent_s: float  # a server that answers no look
@@ -65,7 +65,7 @@ class Patience:
 
 
 class Users:
-    """What rollout workers say of one server: a fold of `worker-events`, and its reader."""
+    """Rollout workers' reports on one server: a fold of `worker-events`, and its reader."""
 
     def __init__(self, bus: Bus, url: str) -> None:
         self._url = url
@@ -82,7 +82,7 @@ class Users:
                 self._said[event.worker] = (event, time.monotonic())
 
     def _means(self, report: WorkerReport) -> bool:
-        """Whether it tells of this server, and not of another host's at the same address."""
+        """Whether the report is about this server, not another host's at the same address."""
         is_near = not self._is_loopback or report.host in ("", host_name())
         return is_near and self._url in report.servers
 
@@ -100,7 +100,7 @@ class Users:
         return ""
 
     def is_used(self) -> bool:
-        """Whether a worker that uses it lives, as far as reports tell."""
+        """Whether a worker that uses the server lives, by the reports."""
         now_s = time.monotonic()
         return any(
             report.state != "stopped" and now_s - read_s < SILENT_S
@@ -124,7 +124,7 @@ class Turn:
         self.over_s = 0.0  # since when it is over; monotonic
 
     def follow(self, lease: Lease) -> None:
-        """The lease on the device, as of now."""
+        """Take the newest state of the lease on the device."""
         if not self._is_shared:
             return
         if not lease.holder.startswith("rollout-"):
@@ -190,7 +190,7 @@ class ServerWorker:
         return not self._users.is_used()
 
     def follow(self, lease: Lease) -> None:
-        """The holder of the lease on the device that the server shares."""
+        """Follow the lease on the device that the server shares."""
         self._turn.follow(lease)
 
     def turn(self) -> None:
@@ -209,7 +209,7 @@ class ServerWorker:
         self._drain_until_s = time.monotonic() + self._drain_s
 
     def close(self) -> None:
-        """End the server, and release the rest; who drained reports its end."""
+        """End the server, and release the rest; a drained worker reports its end."""
         self._looks.close()
         self._process.end(PATIENCE_S)
         if self.done:
@@ -219,8 +219,8 @@ class ServerWorker:
             self._producer.close()
 
     def _say(self, records: Sequence[Outgoing]) -> None:
-        """Commit reports. A broker that cannot be reached is no reason to end a server: what is
-        lost is said again a second later."""
+        """Commit reports. A broker that cannot be reached is no reason to end a server: a lost
+        report is replaced by the next one, a second later."""
         if not records or time.monotonic() < self._again_s:
             return
         try:
@@ -283,7 +283,7 @@ class ServerWorker:
         self._reporter.state("starting", f"{self._name}; its log is {self._process.log}")
 
     def _look(self) -> None:
-        """Whether it is ready, and answers; and whether its workers say that it hangs."""
+        """Check that the server is ready and answers, and that no worker reports that it hangs."""
         now_s, patience = time.monotonic(), self._patience
         if self._ready_s is None:
             if self._looks.is_ready:
@@ -318,8 +318,8 @@ class ServerWorker:
             self._make_way("its turn on the device is over, and nobody says that it sleeps")
 
     def _make_way(self, why: str) -> None:
-        """End it at once, and in good order: it did not fail, and its next turn begins with another
-        one."""
+        """End the server at once, in good order: it did not fail, and the next turn begins with
+        another one."""
         self._log.warning("server_ended", url=self._url, why=why)
         self._process.end()
         self.done = True

@@ -217,7 +217,7 @@ def test_a_worker_that_is_told_to_end_as_it_starts_is_excused(tmp_path: Path) ->
         drain = Drain(fleet, 120.0, print, save_s=120.0)
         until(fleet, lambda: drain.tick() or drain.is_over)
         (end,) = fleet.exits
-        assert (-signal.SIGTERM, "was told to end before it could listen") == (
+        assert (-signal.SIGTERM, "was asked to end before it could listen") == (
             end.status,
             end.excuse,
         )

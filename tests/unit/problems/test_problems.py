@@ -154,12 +154,12 @@ def test_prompts_of_another_length_are_left_out_and_counted(tmp_path: Path) -> N
     found = problems(train=file, min_prompt_tokens=3, max_prompt_tokens=8)
     assert ["xxxxx", "xxxx"] == everything(found.train)
     parts = "2 for training, 1 skipped as too short, 1 skipped as too long"
-    assert [f"{file}: 4 rows: {parts}"] == found.told
+    assert [f"{file}: 4 rows: {parts}"] == found.summary
     other = {
         "train": file,
         "held_out": write(tmp_path, {"prompt": "yyyyy"}, {"prompt": "y"}, name="o"),
     }
-    told = problems(**other, min_prompt_tokens=2).told
+    told = problems(**other, min_prompt_tokens=2).summary
     assert [f"{file}: 4 rows for training", "2 rows: 1 to evaluate on, 1 skipped as too short"] == [
         told[0], told[1].partition(": ")[2]
     ]  # fmt: skip

@@ -37,7 +37,7 @@ def test_copies_never_end_on_both_sides(tmp_path: Path) -> None:
     assert not set(train) & set(held_out)
     assert 30 == len(held_out)
     left_out = 61 - len(train) - 30
-    told = problems(train=file, held_out_rows=30).told[0]
+    told = problems(train=file, held_out_rows=30).summary[0]
     parts = f"{len(train)} for training, 30 held out, {left_out} skipped as copies of held-out"
     assert told.endswith(f"61 rows: {parts} prompts")
 

@@ -71,7 +71,7 @@ def test_the_page_of_a_recording_promises_no_more_than_it_proves() -> None:
     assert given.audit is not None
     page = render(dataclasses.replace(given, audit=audit_report(has_positions=False)))
     assert "Every sample is accounted for" not in page
-    assert "Nothing is lost as far as a recording tells" in page
+    assert "Nothing is lost as far as a recording shows" in page
 
 
 def test_dead_letters_are_shown_by_reason_and_spoil_the_verdict() -> None:

@@ -13,7 +13,7 @@ from rlstreams.schemas.events import (
     GroupsDropped,
     StepCompleted,
 )
-from rlstreams.show.health.poison import TELL_EVERY_MS, PoisonWatch
+from rlstreams.show.health.poison import NEWS_EVERY_MS, PoisonWatch
 from rlstreams.streams.views.folds import Folds
 from rlstreams.workers.config.operation import DeadLettersSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
@@ -88,7 +88,7 @@ def test_each_reason_is_told_now_and_then() -> None:
     assert folded.news.endswith("--reason reward)")
     feed(folded, dead_letter(detail="again"))
     assert "again" not in folded.news
-    late = dead_letter(detail="late", at_ms=dead_letter().at_ms + TELL_EVERY_MS)
+    late = dead_letter(detail="late", at_ms=dead_letter().at_ms + NEWS_EVERY_MS)
     feed(folded, late)
     assert folded.news.startswith("2 more for reason reward, the newest: ")
     feed(folded, dead_letter(reason="decode", group_id="", sample=-1))

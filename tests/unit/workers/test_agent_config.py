@@ -52,7 +52,7 @@ def test_files_of_a_command_are_those_beside_the_configuration(tmp_path: Path) -
             f"{OUTSIDE}[reward]\nverifier = 'agent'\n[data]\nheld_out_rows = 4\n",
             "held-out rows, and agent 'agent' is outside",
         ),
-        (f"{REMOTE}[gateway]\nhost = '0.0.0.0'\n", "gateway.host is '0.0.0.0': runners are told"),
+        (f"{REMOTE}[gateway]\nhost = '0.0.0.0'\n", "gateway.host is '0.0.0.0': runners are given"),
         (f"{REMOTE}[gateway]\nurl = 'host:1'\n", "gateway.url must be like https://host:{port}"),
         (f"{REMOTE}[gateway]\nurl = 'http://a:{{prt}}'\n", "gateway.url may have no braces but"),
         (f"{REMOTE}[gateway]\nport = 65535\n[rollout]\nworkers = 2\n", "gateway.port is 65535"),

@@ -1,4 +1,4 @@
-"""The gateway's HTTP: which address is which dialect, what is refused, and that no call is lost.
+"""The gateway's HTTP: the addresses of the dialects, refusals, and calls that outlive clients.
 
 A call runs as a task of its own: a client that hangs up ends nothing, and its retry is given the
 same answer. A stream is made from the committed answer. Its status line is held back for a while,
@@ -39,7 +39,7 @@ from rlstreams.workers.gateway.port import (
     ending,
 )
 
-KEEPALIVE_S = 5.0  # clients and what is between give a silent stream up
+KEEPALIVE_S = 5.0  # clients and proxies give up a silent stream
 MAX_ASK_S = 60.0  # proxies cut an answer that takes longer
 MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB
 _OVERRULED = "x-rlstreams-overruled"
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Gateway:
-    """One method for each address; holds what is under way."""
+    """One method for each address; holds the tasks under way."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Gateway:
     ) -> None:
         """
         Args:
-            desk: where sessions are asked for; None: all are started here.
+            desk: gives sessions to those who ask; None: all agents are started here.
             keepalive_s: how long a stream is silent.
             max_body: of a request, in bytes.
         """
@@ -114,7 +114,7 @@ class Gateway:
     ) -> Route:
         """
         Args:
-            by: says whose key it is, before anything else of the request is read.
+            by: checks the key, before anything else of the request is read.
         """
 
         async def guarded(request: Request) -> Response:
@@ -155,7 +155,7 @@ class Gateway:
     async def _stream(
         self, work: asyncio.Task[list[CallAnswer]], asked: Asked, dialect: Dialect
     ) -> AsyncIterator[bytes]:
-        """An answer that takes its time; what came of it is said in the stream."""
+        """Stream an answer that is not ready yet; the stream reports a failure, too."""
         while not work.done():
             yield dialect.keepalive
             await asyncio.wait([work], timeout=self._keepalive_s)
@@ -173,7 +173,7 @@ class Gateway:
             yield chunk
 
     async def _count(self, request: Request, key: str) -> Response:
-        """Tokens of a prompt; an agent asks before each turn, and nothing of it is recorded."""
+        """Tokens of a prompt; an agent asks before each turn, and the request is not recorded."""
         messages, tools = dialogue(Body(await self._body(request)))
         count = self._calls.count_tokens(key, messages, tools)
         return Response(as_json({"input_tokens": count}), media_type="application/json")
@@ -218,7 +218,7 @@ class Gateway:
         return Response(as_json({"status": "ok"}), media_type="application/json")
 
     async def _body(self, request: Request) -> bytes:
-        """The body; one that says that it is too long is not read.
+        """The body; one whose `content-length` is too long is not read.
 
         Raises:
             CallRefusedError: 413.
@@ -233,8 +233,8 @@ class Gateway:
                 if (size := size + len(piece)) > self._max_body:
                     break
         if size > self._max_body:
-            told = f"the body has {size} bytes or more, the limit is {self._max_body}"
-            raise CallRefusedError(413, "request_too_large", told)
+            why = f"the body has {size} bytes or more, the limit is {self._max_body}"
+            raise CallRefusedError(413, "request_too_large", why)
         return b"".join(pieces)
 
     def _started(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -251,9 +251,9 @@ class Gateway:
 
 
 async def _given(desk: Desk, request: Request, key: str) -> Response:
-    """A session for who asks, as soon as there is one; 204: there was none in its time.
+    """Give a session to a runner or client, as soon as there is one; 204: there was none in time.
 
-    What is to be said is in the query, so a body is read over. One that hangs up is given none.
+    All parameters are in the query, so a body is ignored. A client that hangs up is given none.
     """
     client_group = request.query_params.get("group", "")
     asking = asyncio.ensure_future(desk.ask(key, _wait_s(request), client_group))
@@ -274,14 +274,14 @@ async def _given(desk: Desk, request: Request, key: str) -> Response:
 def _watch(
     request: Request, work: asyncio.Task[Any], calls: Sequence[asyncio.Task[CallAnswer]]
 ) -> None:
-    """Cancel who waits for these calls once their client hung up; the calls go on."""
+    """Cancel the waits for these calls once their client hung up; the calls go on."""
     gone = asyncio.ensure_future(_hung_up(request))
 
-    def tell(_: object) -> None:
+    def cancel(_: object) -> None:
         for call in () if gone.cancelled() else calls:
             call.cancel()
 
-    gone.add_done_callback(tell)
+    gone.add_done_callback(cancel)
     work.add_done_callback(lambda _: gone.cancel())
 
 
@@ -323,7 +323,7 @@ def _is_cancelled() -> bool:
 
 
 def _refused(err: Exception) -> CallRefusedError:
-    """What a client is told of an error; an own one is logged, with no word of the request."""
+    """The refusal for an error; an error of ours is logged, with no word of the request."""
     if isinstance(err, CallRefusedError):
         return err
     _LOG.error("a call failed", exc_info=err)
@@ -349,5 +349,5 @@ def _retry_headers(refused: CallRefusedError) -> dict[str, str]:
 
 def _not_there(request: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
-    told = f"{request.method} is nothing that this address answers; see /v1/models"
-    return _refusal(CHAT, CallRefusedError(err.status_code, "not_found", told))
+    why = f"{request.method} is nothing that this address answers; see /v1/models"
+    return _refusal(CHAT, CallRefusedError(err.status_code, "not_found", why))

@@ -12,7 +12,7 @@ from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallReq
 
 MAX_CHOICES = 16
 DONE = b"data: [DONE]\n\n"
-# What an agent may ask of the sampler; the run's settings take the place of most of it.
+# Sampling parameters that an agent may send; the run's settings take the place of most of them.
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "min_tokens", "ignore_eos", "reasoning_effort", "service_tier",
@@ -116,7 +116,7 @@ def chosen_tools(body: Body, given: Sequence[Tool]) -> tuple[tuple[Tool, ...], s
 
 
 def _constraint(body: Body) -> str:
-    """What the request asks for beyond the model's own distribution."""
+    """The parameter that asks for more than the model's own distribution; "": none does."""
     if body.mapping("response_format").get("type", "text") != "text":
         return "response_format"
     if body.values.get("logit_bias"):
@@ -149,7 +149,7 @@ def _deltas(answer: CallAnswer, asked: Asked) -> Iterator[dict[str, Any]]:
 
 
 def logprobs_of(answer: CallAnswer, asked: Asked) -> dict[str, Any]:
-    """Of each sampled token, as it was recorded; of others than the sampled one nothing is."""
+    """Log-probs of the sampled tokens, as they were recorded; no other token's are."""
     shows_top = bool(asked.body.integer("top_logprobs", 0))
     content = []
     for token, logprob in zip(answer.tokens, answer.logprobs, strict=True):

@@ -1,4 +1,4 @@
-"""What a dialect is: a request's body to calls, their answers to a body or to a stream."""
+"""The port `Dialect`: from a request's body to calls, from answers to a body or a stream."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Asked:
 
 
 class Dialect(Protocol):
-    """One API of those that clients speak."""
+    """An API that clients speak."""
 
-    keepalive: bytes  # what a stream says while it waits
+    keepalive: bytes  # sent by a stream while it waits
 
     def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
         """Read a request; raises CallRefusedError, 400."""
@@ -32,7 +32,7 @@ class Dialect(Protocol):
         """The body of an answer."""
 
     def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
-        """The same as a stream: of the committed answer, so nothing of it is ever taken back."""
+        """The answer as a stream: it is committed, so no event is ever taken back."""
 
     def error(self, refused: CallRefusedError) -> dict[str, Any]:
         """The body of a refusal."""
@@ -48,5 +48,5 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 
 def as_json(value: object) -> str:
-    """In ASCII: half of a surrogate pair that a model wrote is no UTF-8."""
+    """JSON in ASCII: half of a surrogate pair that a model wrote is no UTF-8."""
     return json.dumps(value, separators=(",", ":"))

@@ -1,6 +1,6 @@
 """Anthropic's messages, translated onto chat completions and back.
 
-A thought goes out with an opaque signature, as its clients want one, and comes back as what it was.
+A thought goes out with an opaque signature, as its clients want one, and comes back as it was.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Messages:
     def error(self, refused: CallRefusedError) -> dict[str, Any]:
         """See Dialect."""
         kind = "api_error" if refused.status >= 500 else "invalid_request_error"
-        told = {"type": _TYPES.get(refused.status, kind), "message": str(refused)}
-        return {"type": "error", "error": told, "request_id": None}
+        error = {"type": _TYPES.get(refused.status, kind), "message": str(refused)}
+        return {"type": "error", "error": error, "request_id": None}
 
     def failed(self, refused: CallRefusedError) -> bytes:
         """See Dialect."""
@@ -211,7 +211,7 @@ def _blocks(answer: CallAnswer) -> list[dict[str, Any]]:
 
 
 def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as a stream begins it, and what makes it whole."""
+    """A block as a stream begins it, and the deltas that complete it."""
     if block["type"] == "thinking":
         return {**block, "thinking": "", "signature": ""}, [
             {"type": "thinking_delta", "thinking": block["thinking"]},

@@ -69,14 +69,14 @@ class Responses:
         begun = {**_head(asked, answer, model), "status": "in_progress", "output": [],
                  "incomplete_details": None, "usage": None}  # fmt: skip
         whole = self.answer(asked, answers, model)
-        told: list[dict[str, Any]] = [
+        listed: list[dict[str, Any]] = [
             {"type": "response.created", "response": begun},
             {"type": "response.in_progress", "response": begun},
         ]
         for index, item in enumerate(whole["output"]):
-            told += _item_events(index, item)
-        told.append({"type": f"response.{whole['status']}", "response": whole})
-        for number, value in enumerate(told):
+            listed += _item_events(index, item)
+        listed.append({"type": f"response.{whole['status']}", "response": whole})
+        for number, value in enumerate(listed):
             yield event({**value, "sequence_number": number}, value["type"])
 
     def error(self, refused: CallRefusedError) -> dict[str, Any]:
@@ -85,9 +85,9 @@ class Responses:
 
     def failed(self, refused: CallRefusedError) -> bytes:
         """See Dialect."""
-        told = {"type": "error", "code": refused.code, "message": str(refused),
+        error = {"type": "error", "code": refused.code, "message": str(refused),
                 "param": refused.param or None, "sequence_number": 0}  # fmt: skip
-        return event(told, "error")
+        return event(error, "error")
 
 
 def _tools(body: Body) -> tuple[tuple[Tool, ...], str]:
@@ -215,7 +215,7 @@ def _items(answer: CallAnswer) -> list[dict[str, Any]]:
 
 
 def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """An item as a stream tells it: begun, its one piece, whole."""
+    """Events of an item in a stream: begun, its one piece, whole."""
     at = {"output_index": index, "item_id": item["id"]}
     kind = item["type"]
     empty = {**item, "status": "in_progress"}

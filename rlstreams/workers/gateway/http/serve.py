@@ -22,10 +22,10 @@ START_S = 10.0
 _FIRST_WORD_S = 30.0  # a connection that says nothing holds a descriptor
 _LAST_WORDS_S = 2.0  # for answers that are on their way out
 _IDLE_S = 60.0  # an agent's client keeps its connection while a tool runs
-_TOLD = b'{"error":{"message":"too many connections","type":"server_error","code":"overloaded"}}'
+_BODY = b'{"error":{"message":"too many connections","type":"server_error","code":"overloaded"}}'
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOLD), _TOLD)
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
 )
 
 
@@ -51,9 +51,9 @@ class GatewayServer:
         self._gateway = gateway
         at = [one.sockets[0].getsockname()[:2] for one in server.servers]
         self.url = url_of(*at[0])
-        """Without a path: `OPENAI_BASE_URL` is this and `/v1`, `ANTHROPIC_BASE_URL` is this."""
+        """Address without a path: `ANTHROPIC_BASE_URL`; with `/v1`, `OPENAI_BASE_URL`."""
         self.door_port: int = at[-1][1]
-        """Of the door, where there is one."""
+        """Port of the door, where there is one."""
 
     async def close(self, deadline_s: float = 10.0) -> int:
         """Take no more requests, let those under way end, then cut them; idempotent.
@@ -63,7 +63,7 @@ class GatewayServer:
         self._server.should_exit = True
         cut = await self._gateway.drain(deadline_s)
         await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
-        self._server.force_exit = True  # what is left waits for nothing of ours
+        self._server.force_exit = True  # connections that are left wait for no call
         await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
         return cut
 

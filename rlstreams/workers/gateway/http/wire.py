@@ -8,7 +8,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.port import CallRefusedError
 
-# Headers by which agents tell their sub-agents apart: recorded, never used to find a session.
+# Headers by which agents distinguish their sub-agents: recorded, never used to find a session.
 _HINTS = (
     "x-claude-code-session-id",
     "x-claude-code-agent-id",
@@ -22,7 +22,7 @@ _LONGEST_HINT = 1024  # characters
 
 
 def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
-    """A request that no try makes better."""
+    """The refusal of a request that no other try would make better."""
     return CallRefusedError(400, code, f"{field} {why}", param=field)
 
 
@@ -97,7 +97,7 @@ class Body:
         return tuple(text for text in texts if text)
 
     def requested(self, names: Sequence[str]) -> dict[str, Any]:
-        """Those of these parameters that are there, and a choice of tools that is overruled."""
+        """Parameters of `names` that the request has, and an overruled choice of tools."""
         wanted = [*names, "tool_choice"] if self.wants_some_tool else names
         return {name: self.values[name] for name in wanted if name in self.values}
 
@@ -110,7 +110,7 @@ class Body:
 
 
 def retry_of(headers: Mapping[str, str]) -> int:
-    """Which try of its client a request is, from 0."""
+    """Number of a client's try of a request, from 0."""
     count = headers.get("x-stainless-retry-count", "0")
     return int(count) if count.isdecimal() else 0
 
