@@ -181,6 +181,7 @@ class Matcher:
         limits = {
             "choice": request.choice,
             "constrained": request.constrained,
+            **({} if request.is_trained else {"is_trained": False}),
             "max_tokens": request.max_tokens,
         }
         whole = hashlib.sha256(_json(limits)[:-1])  # an object, its names in order

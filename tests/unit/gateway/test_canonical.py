@@ -72,7 +72,7 @@ SAME = {
     ),
     "temperature": replace(BASE, requested={"temperature": 0.1, "seed": 3}),
     "dialect": replace(BASE, dialect="messages", body=b"other"),
-    "retry": replace(BASE, retry=2, hints={"session-id": "x"}),
+    "retry": replace(BASE, retry=2, model="small"),
     "strict of a tool": replace(
         BASE, tools=({**TOOL, "function": {**TOOL["function"], "strict": True}},)
     ),
@@ -99,6 +99,7 @@ OTHER = {
     ),
     "choice": replace(BASE, choice=1),
     "constrained": replace(BASE, constrained="response_format"),
+    "auxiliary": replace(BASE, is_trained=False),
 }
 
 

@@ -15,6 +15,7 @@ from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.rows import row_places, rows_of_sample
 from rlstreams.streams.sessions.chain import (
+    NoChainError,
     experts_of,
     is_learnt_from,
     main_chain,
@@ -56,7 +57,10 @@ def test_each_token_that_counts_is_the_policys_in_one_row(seed: int) -> None:
     log = played(seed)
     events = with_branches(log)
     session = folded(*events)
-    chain = main_chain(session)
+    try:
+        chain = main_chain(session)
+    except NoChainError:  # nothing of its main chain is learnt from
+        return
     if not chain.trained_tokens:
         assert chain.branches == ()
         return

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 from rlstreams.workers.gateway.http.dialect import Asked, Dialect, as_json
 from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
 from rlstreams.workers.gateway.http.messages import dialogue
-from rlstreams.workers.gateway.http.wire import Body, bad
+from rlstreams.workers.gateway.http.wire import IS_TRAINED, Body, bad
 from rlstreams.workers.gateway.keys import key_of
 from rlstreams.workers.gateway.port import (
     CallAnswer,
@@ -311,10 +311,12 @@ async def _all(calls: Sequence[asyncio.Task[CallAnswer]]) -> list[CallAnswer]:
 
 
 def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
-    overruled = answers[0].overruled
-    return {"x-rlstreams-call": answers[0].call_id} | (
-        {_OVERRULED: as_json(dict(overruled))} if overruled else {}
-    )
+    first, said = answers[0], {"x-rlstreams-call": answers[0].call_id}
+    if first.overruled:
+        said[_OVERRULED] = as_json(dict(first.overruled))
+    if not first.is_trained:
+        said[IS_TRAINED] = "false"
+    return said
 
 
 def _is_cancelled() -> bool:

@@ -8,17 +8,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.port import CallRefusedError
 
-# Headers by which agents tell their sub-agents apart: recorded, never used to find a session.
-_HINTS = (
-    "x-claude-code-session-id",
-    "x-claude-code-agent-id",
-    "session-id",
-    "conversation-id",
-    "x-codex-turn-metadata",
-    "x-session-affinity",
-    "x-session-id",
-)
-_LONGEST_HINT = 1024  # characters
+IS_TRAINED = "x-rlstreams-is-trained"
 
 
 def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
@@ -115,6 +105,13 @@ def retry_of(headers: Mapping[str, str]) -> int:
     return int(count) if count.isdecimal() else 0
 
 
-def hints_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers that name sub-agents."""
-    return {name: headers[name][:_LONGEST_HINT] for name in _HINTS if name in headers}
+def is_trained_of(headers: Mapping[str, str]) -> bool:
+    """Whether its client wants a call to be learnt from.
+
+    Raises:
+        CallRefusedError: 400; the header is neither true nor false.
+    """
+    said = headers.get(IS_TRAINED, "true")
+    if said.lower() not in ("true", "false"):
+        raise bad(IS_TRAINED, f"must be true or false, got {said!r:.60}")
+    return said.lower() == "true"
