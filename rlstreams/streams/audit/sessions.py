@@ -4,7 +4,8 @@ It shares no code with the fold of sessions (`streams/sessions`), for it checks 
 read before trajectories. Of a call stay its content's digest, its end, and the digest of all tokens
 up to it; the first row of a session's sample has to be one of these paths. Which one depends on the
 outcome that was there when it was written. Of further rows, its branches, each word of the policy
-has to be a call's, behind the tokens that the call had before it, and in no other row.
+has to be a call's, behind the tokens that the call had before it, and in no other row. Calls that
+asked the same may have said the same: then it is in as many rows as there are such calls.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Heard:
     outcomes: set[str] = field(default_factory=set)
     is_judged: bool = False  # some outcome is a reward
     samples: frozenset[int] = frozenset()  # digests of its paths, once it is closed
-    words: set[int] = field(default_factory=set)  # see `Path.words`
+    words: Counter[int] = field(default_factory=Counter)  # see `Path.words`; how many calls say it
 
 
 _NONE = Heard()
@@ -251,13 +252,13 @@ class SessionsAudit:
         """Why a sample is not its session's, or ""."""
         if heard.closed_at is None:
             return "is of a session that is not closed"
-        if len(set(written.words)) < len(written.words):
-            return "has a token of a call in two rows"
         if self._is_expired(heard.closed_at):
             return ""
+        if any(num > heard.words[word] > 0 for word, num in Counter(written.words).items()):
+            return "has a token of a call in two rows"
         if written.digest not in heard.samples:
             return "is no path of its calls"
-        return "" if heard.words.issuperset(written.beside) else "has a branch that is none"
+        return "" if heard.words.keys() >= {*written.beside} else "has a branch that is none"
 
     @property
     def by_kind(self) -> dict[str, int]:
