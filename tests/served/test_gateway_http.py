@@ -230,6 +230,9 @@ BAD = [
     ("outcome", {"reward": float("nan")}, "reward"),
     ("outcome", {"reward": 1, "parts": {"a": float("inf")}}, "parts.a"),
     ("outcome", {"reward": 1, "rewards": 2}, "rewards"),
+    ("outcome", {"reward": 1, "parts": {str(n): 0 for n in range(257)}}, "parts may have 256"),
+    ("chat/completions", {"temperature": float("nan")}, "NaN is no number"),
+    ("responses", {"input": "a", "metadata": {"a": float("inf")}}, "Infinity is no number"),
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from rlstreams.schemas.events import (
     SessionOpened,
     Tensor,
 )
+from rlstreams.schemas.text import whole_text
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.parts import PART_BYTES
 from rlstreams.streams.log.record import Outgoing, Record
@@ -173,7 +174,7 @@ class Records:
         return OutcomeReported(
             session_id=self.session_id,
             group_id=self._record.event.group_id,
-            outcome_id=named or hashlib.sha256(says.encode()).hexdigest()[:32],
+            outcome_id=named or hashlib.sha256(whole_text(says).encode()).hexdigest()[:32],
             kind=REWARD,
             reward=report.reward,
             grader=grader,

@@ -14,7 +14,7 @@ from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.rows import rows_of_sample
 from rlstreams.workers.agents.agent import LostAgentError
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
 from tests.unit.roles.sessions_stand import Client, recorded
@@ -232,3 +232,18 @@ def test_a_session_of_asides_alone_is_set_aside(tmp_path: Path) -> None:
     [letter] = ended.letters
     assert "none of the 1 calls up to call" in letter.detail
     assert letter.reason == "agent"
+
+
+def test_half_of_a_character_ends_no_worker(tmp_path: Path) -> None:
+    """Programs cut texts in the middle of one: the log has an escape in its place."""
+
+    async def cuts(client: Client) -> None:
+        await client.say("1")
+        report = Report(reward=1.0, note="a\ud83d", parts={"\ude00": 1.0})
+        await client.keeper.report(client.start.key, report)
+        await client.keeper.close(client.start.key, "environment", "gone\ud83d")
+
+    ended = Ended(tmp_path, cuts, by_agent=True)
+    (outcome,), (letter,) = ended.outcomes, ended.letters
+    assert (outcome.note, outcome.parts) == ("a\\ud83d", {"\\ude00": 1.0})
+    assert (letter.reason, letter.detail) == ("environment", "gone\\ud83d")

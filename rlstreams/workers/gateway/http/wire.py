@@ -16,17 +16,24 @@ def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
     return CallRefusedError(400, code, f"{field} {why}", param=field)
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number there")
+
+
 class Body:
     """A JSON object as it came; null is the same as not there."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, takes_nan: bool = False) -> None:
         """
+        Args:
+            takes_nan: NaN and Infinity are read, which are no JSON: their field is to be named.
+
         Raises:
             CallRefusedError: 400; it is no JSON object.
         """
         self.data = data
         try:
-            values = json.loads(data)
+            values = json.loads(data, parse_constant=None if takes_nan else _no_number)
         except (ValueError, RecursionError) as err:
             raise bad("body", f"is no JSON: {err}", "invalid_json") from err
         if not isinstance(values, dict):
