@@ -99,6 +99,7 @@ class FakeCalls:
                 tokens=tokens,
                 logprobs=tuple(-0.5 for _ in tokens),
                 overruled=dict(request.requested),
+                is_trained=request.is_trained,
             )
         self._answers[session, hashed, occurrence] = said
         return said

@@ -13,13 +13,14 @@ from typing import Any
 
 from rlstreams.schemas.shapes import Source, fields_of, shape_of
 from rlstreams.schemas.tensor import Buffer
+from rlstreams.schemas.text import whole_text
 from rlstreams.schemas.varint import long_bytes
 
 
 def _text_bytes(text: str) -> bytes:
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
-    utf8 = text.encode()
+    utf8 = whole_text(text).encode()
     return _LONG(len(utf8)) + utf8
 
 

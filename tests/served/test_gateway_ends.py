@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from urllib.parse import urlsplit
 
@@ -58,3 +59,38 @@ def test_an_address_in_use_is_named() -> None:
             gateway(port=port),
         ):
             pass
+
+
+ENDLESS = {  # what is sent again and again behind what begins it
+    "headers": (b"POST /v1/messages HTTP/1.1\r\n", b"a: b\r\n" * 400),
+    "one header": (b"POST /v1/messages HTTP/1.1\r\na: ", b"b" * 2000),
+    "line": (b"", b"P" * 2000),
+    "path": (b"POST /v1/", b"m" * 2000),
+    "trailers": (
+        b"POST /v1/messages HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n",
+        b"a: b\r\n" * 400,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_headers_without_end_are_read_no_further(what: str) -> None:
+    """They come before a key: nobody is to fill our memory with them. Their connection is closed;
+    the next one is answered."""
+    begin, piece = ENDLESS[what]
+    with gateway() as running:
+        with connected(running) as peer:
+            peer.settimeout(DEADLINE_S)
+            peer.sendall(begin)
+            with pytest.raises(ConnectionError):
+                _send_for_ever(peer, piece)
+        with connected(running) as peer:
+            peer.settimeout(DEADLINE_S)
+            peer.sendall(head(running, "content-length: 2") + b"{}")
+            assert b" 400 " in peer.recv(1000).splitlines()[0]
+
+
+def _send_for_ever(peer: socket.socket, piece: bytes) -> None:
+    for _ in range(500):  # 1 MB
+        peer.sendall(piece)
+        time.sleep(0.001)

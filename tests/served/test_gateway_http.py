@@ -20,6 +20,7 @@ from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Parsed
 from tests.gateways import DEADLINE_S, NEVER_S, Running, Words, connected, gateway, head
 
+HEADER = "x-rlstreams-is-trained"
 TOOL = {"type": "function", "function": {"name": "look"}}
 USER = [{"role": "user", "content": "a"}]
 OUTCOME = {"reward": 1.0, "parts": {"format": 0.5}, "note": "n"}
@@ -174,6 +175,22 @@ def test_whether_to_call_a_tool_is_the_policys_choice(
     assert len(running.calls.requests[-1].tools) == 1
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_says_that_a_call_is_beside_the_task(
+    running: Running, path: str, stream: bool
+) -> None:
+    """And is told that it was understood; the name that it asks for is kept, too."""
+    body = {"model": "small", "messages": USER, "input": "a", "max_tokens": 4, "stream": stream}
+    for said, answered in (({}, None), ({HEADER: "true"}, None), ({HEADER: "False"}, "false")):
+        status, headers, _ = ask(running, f"/v1/{path}", body, **said)
+        assert (status, headers[HEADER]) == (200, answered)
+        request = running.calls.requests[-1]
+        assert (request.is_trained, request.model) == (answered is None, "small")
+    status, _, answer = ask(running, f"/v1/{path}", body, **{HEADER: "no"})
+    assert (status, "must be true or false, got 'no'" in answer["error"]["message"]) == (400, True)
+
+
 # --- refusals
 
 BAD = [
@@ -213,6 +230,9 @@ BAD = [
     ("outcome", {"reward": float("nan")}, "reward"),
     ("outcome", {"reward": 1, "parts": {"a": float("inf")}}, "parts.a"),
     ("outcome", {"reward": 1, "rewards": 2}, "rewards"),
+    ("outcome", {"reward": 1, "parts": {str(n): 0 for n in range(257)}}, "parts may have 256"),
+    ("chat/completions", {"temperature": float("nan")}, "NaN is no number"),
+    ("responses", {"input": "a", "metadata": {"a": float("inf")}}, "Infinity is no number"),
 ]  # fmt: skip
 
 

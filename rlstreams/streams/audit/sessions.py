@@ -5,7 +5,8 @@ read before trajectories. The audit keeps of a call its content's digest, its en
 all tokens up to its end; the first row of a session's sample must be one of these paths. The
 outcome that was there when the sample was written decides the path. In further rows, the sample's
 branches, each policy segment must be a call's, behind the same tokens as in the call, and in no
-other row.
+other row; calls that asked the same and got the same tokens may be in as many rows as there are
+such calls.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Heard:
     outcomes: set[str] = field(default_factory=set)
     is_judged: bool = False  # some outcome is a reward
     samples: frozenset[int] = frozenset()  # digests of its paths, once it is closed
-    words: set[int] = field(default_factory=set)  # see `Path.words`
+    words: Counter[int] = field(default_factory=Counter)  # see `Path.words`; how many calls say it
 
 
 _NONE = Heard()
@@ -254,13 +255,13 @@ class SessionsAudit:
         """Return why a sample is not its session's; "": it is."""
         if heard.closed_at is None:
             return "is of a session that is not closed"
-        if len(set(written.words)) < len(written.words):
-            return "has a token of a call in two rows"
         if self._is_expired(heard.closed_at):
             return ""
+        if any(num > heard.words[word] > 0 for word, num in Counter(written.words).items()):
+            return "has a token of a call in two rows"
         if written.digest not in heard.samples:
             return "is no path of its calls"
-        return "" if heard.words.issuperset(written.beside) else "has a branch that is none"
+        return "" if heard.words.keys() >= {*written.beside} else "has a branch that is none"
 
     @property
     def by_kind(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ The main chain is the path to the call whose answer was judged. Where no outcome
 
 1. the calls that answered the newest start of the agent count: a start that forked from an earlier
    one's calls has not made the rest of these. Among them, those count whose answer a client waited
-   for, if there is one;
+   for, if there is one; of these, those that are not auxiliary (`is_trained`), if there is one;
 2. the tree is that of the first root; if any call has tools, of the first root below which a call
    has them (calls without tools beside such ones are titles and summaries);
 3. the end is its deepest call, by the number of calls above it; of several as deep the one that was
@@ -104,7 +104,8 @@ def main_chain(session: Session, terminal: str | None = None) -> Chain:
         terminal: the call whose answer was judged; None: no outcome names one.
 
     Raises:
-        NoChainError: no call, a terminal that is not there, or a call whose prompt is not known.
+        NoChainError: no call, a terminal that is not there, a call whose prompt is not known, or no
+            call on the path that is learnt from.
     """
     if not session.nodes:
         raise NoChainError(f"session {session.session_id} has no call")
@@ -113,20 +114,31 @@ def main_chain(session: Session, terminal: str | None = None) -> Chain:
             raise NoChainError(f"session {session.session_id} has no call {terminal}")
         if node.problem:
             raise NoChainError(f"call {terminal}: {node.problem}")
-        return Chain(nodes=node.path, branches=_branches(session, node.path, node))
+        return _learnt(Chain(nodes=node.path, branches=_branches(session, node.path, node)))
     counted = session.newest
     known = [node for node in counted if not node.problem]
     if not known:
         first = counted[0]
         raise NoChainError(f"call {first.call.call_id}: {first.problem}")
     known = [node for node in known if session.is_heard(node)] or known
+    known = [node for node in known if node.call.is_trained] or known
     with_tools = [node.root for node in known if has_tools(node.call)]
     root = min(with_tools, key=lambda node: node.number, default=known[0].root)
     tree = [node for node in known if node.root is root]
     deepest = max(node.depth for node in tree)
     *others, last = (node for node in tree if node.depth == deepest)
     ties = tuple(node.call.call_id for node in others)
-    return Chain(nodes=last.path, ties=ties, branches=_branches(session, last.path))
+    return _learnt(Chain(nodes=last.path, ties=ties, branches=_branches(session, last.path)))
+
+
+def _learnt(chain: Chain) -> Chain:
+    if not any(map(is_learnt_from, chain.calls)):
+        last = chain.calls[-1]
+        raise NoChainError(
+            f"none of the {len(chain.calls)} calls up to call {last.call_id} is learnt from: all "
+            "are auxiliary or constrained"
+        )
+    return chain
 
 
 def _branches(

@@ -59,6 +59,12 @@ class AgentSection(Section, section="agent"):
     ignore: tuple[str, ...] = ()
     """Regular expressions: requests that differ in what these find alone, in texts that are no
     answer of the policy, are one. A date or a random name that each start writes anew, say."""
+    auxiliary_models: tuple[str, ...] = ()
+    """Regular expressions: a call whose request asks for a model in whose name one of these is
+    found is beside the task, a title or a summary: it is recorded, and never learnt from."""
+    auxiliary_prompts: tuple[str, ...] = ()
+    """The same, of calls that have one of these in a system message. A client can say it of each
+    call by itself, with the header `x-rlstreams-is-trained: false`."""
     branches: bool = False
     """Whether calls beside the main chain are learnt from, too: forks, sub-agents, histories that
     were written anew; by the session's reward, each token once."""
@@ -89,21 +95,25 @@ class AgentSection(Section, section="agent"):
                 "agent.python must be `file.py:function` or `module:function`, got "
                 f"{self.python!r}, of agent {self.name!r}"
             )
-        for text in self.ignore:
-            try:
-                is_idle = re.compile(text).search("") is not None
-            except re.error as err:
-                yield f"agent.ignore: {text!r} of agent {self.name!r} is no expression: {err}"
-            else:
-                if is_idle:
-                    yield (
-                        f"agent.ignore: {text!r} of agent {self.name!r} finds nothing, too: have "
-                        "it find one character at least, and no more than need be"
-                    )
+        for field_name in ("ignore", "auxiliary_models", "auxiliary_prompts"):
+            yield from self._no_expressions(field_name)
         if self.env and not self.command:
             yield f"agent.env is set, but agent {self.name!r} has no `command`"
         if self.options and not self.python:
             yield f"agent.options is set, but agent {self.name!r} has no `python`"
+
+    def _no_expressions(self, name: str) -> Iterator[str]:
+        for text in getattr(self, name):
+            try:
+                is_idle = re.compile(text).search("") is not None
+            except re.error as err:
+                yield f"agent.{name}: {text!r} of agent {self.name!r} is no expression: {err}"
+            else:
+                if is_idle:
+                    yield (
+                        f"agent.{name}: {text!r} of agent {self.name!r} finds nothing, too: have "
+                        "it find one character at least, and no more than need be"
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

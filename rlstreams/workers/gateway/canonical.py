@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlstreams.schemas.text import whole_text
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Message, Parsed, Tool
 
 CALL_ID_BYTES = 16
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES = {"developer": "system", "function": "tool"}
 ROLES = ("system", "user", "assistant", "tool")
+# Made once: `json.dumps` with settings makes one for each text.
+_CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def plain(message: Message, field: str = "message") -> dict[str, Any]:
@@ -35,7 +38,7 @@ def plain(message: Message, field: str = "message") -> dict[str, Any]:
     made: dict[str, Any] = {"role": role, "content": text_of(message.get("content"), field)}
     if role == "assistant":
         if isinstance(thought := _thought(message), str) and thought:
-            made["reasoning_content"] = thought
+            made["reasoning_content"] = whole_text(thought)
         if calls := message.get("tool_calls"):
             if not isinstance(calls, Sequence) or isinstance(calls, str):
                 raise _bad(f"{field}.tool_calls", f"must be a list, got {type(calls).__name__}")
@@ -62,7 +65,7 @@ def text_of(content: object, field: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return whole_text(content)
     if not isinstance(content, Sequence):
         raise _bad(f"{field}.content", f"must be text or a list of parts, got {content!r:.60}")
     texts = []
@@ -77,7 +80,7 @@ def text_of(content: object, field: str) -> str:
             raise _bad(f"{place}.type", f"{kind!r} is not served: the model reads text alone")
         if not isinstance(texts[-1], str):
             raise _bad(f"{place}.text", f"must be text, got {texts[-1]!r:.60}")
-    return "\n".join(texts)
+    return whole_text("\n".join(texts))
 
 
 def _tool_call(call: object, field: str) -> dict[str, Any]:
@@ -96,12 +99,21 @@ def _tool_call(call: object, field: str) -> dict[str, Any]:
 def _arguments(given: object) -> object:
     """Arguments as an object, if they are one in JSON; a model's malformed text stays text."""
     if not isinstance(given, str):
-        return {} if given is None else given
+        return {} if given is None else _whole(given)
     try:
         parsed = json.loads(given or "{}")
     except (ValueError, RecursionError):
-        return given
-    return parsed if isinstance(parsed, dict) else given
+        return whole_text(given)
+    return _whole(parsed) if isinstance(parsed, dict) else whole_text(given)
+
+
+def _whole(value: object) -> object:
+    """The same with `whole_text` of each text."""
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def plain_tool(tool: Tool, field: str = "tool") -> dict[str, Any]:
@@ -119,7 +131,7 @@ def plain_tool(tool: Tool, field: str = "tool") -> dict[str, Any]:
     shown = ("name", "description", "parameters")
     return {
         "type": "function",
-        "function": {key: function[key] for key in shown if function.get(key) is not None},
+        "function": {k: _whole(function[k]) for k in shown if function.get(k) is not None},
     }
 
 
@@ -181,6 +193,7 @@ class Matcher:
         limits = {
             "choice": request.choice,
             "constrained": request.constrained,
+            **({} if request.is_trained else {"is_trained": False}),
             "max_tokens": request.max_tokens,
         }
         whole = hashlib.sha256(_json(limits)[:-1])  # an object, its names in order
@@ -269,8 +282,7 @@ def answer_message(parsed: Parsed) -> dict[str, Any]:
 
 def _json(value: object) -> bytes:
     """JSON in one spelling. Half of a surrogate pair is text for JSON, and none for UTF-8."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass")
+    return _CANONICAL.encode(value).encode("utf-8", "surrogatepass")
 
 
 def _bad(field: str, why: str) -> CallRefusedError:

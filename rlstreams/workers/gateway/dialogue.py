@@ -172,6 +172,7 @@ def of_record(recorded: CallCommitted) -> dict[str, Any]:
     logprobs = [s.behavior_logprobs for s in recorded.segments]
     return {
         "created_s": recorded.finished_at_ms // 1000,
+        "is_trained": recorded.is_trained,
         "logprobs": tuple(
             float(value) for part in logprobs if part is not None for value in part.numpy()
         ),

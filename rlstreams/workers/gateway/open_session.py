@@ -38,6 +38,7 @@ from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
+from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
 from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
@@ -68,6 +69,7 @@ class OpenSession:
         limits: CallLimits,
         sampling: Sampling,
         matcher: Matcher,
+        auxiliary: Auxiliary,
         *,
         goes_on: bool = False,
     ) -> None:
@@ -99,7 +101,7 @@ class OpenSession:
         self._writing: set[str] = set()  # those of them that are being committed
         self._listening = Counter[str]()  # clients that wait for the answer
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
-        self.records = Records(shared, record, log.session_id, self.start)
+        self.records = Records(shared, record, log.session_id, self.start, auxiliary)
         self._dialogue = Dialogue(shared, log, sampling, matcher)
         self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:

@@ -66,7 +66,8 @@ class CallRequest:
     )
     retry: int = 0  # number of the client's try, as the client says
     choice: int = 0  # of `n` alike ones, from 0: part of the request's hash
-    hints: Mapping[str, str] = field(default_factory=dict)  # headers that name sub-agents; recorded
+    model: str = ""  # the name that it asks for; all are the policy
+    is_trained: bool = True  # False: its client marked it as beside the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,7 @@ class CallAnswer:
     stopped_by: str = ""  # the stop string of the request that ended it
     overruled: Mapping[str, Any] = field(default_factory=dict)  # by parameter, as requested
     is_replayed: bool = False
+    is_trained: bool = True  # False: it is auxiliary, and never learnt from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from rlstreams.schemas.events import (
     SessionOpened,
     Tensor,
 )
+from rlstreams.schemas.text import whole_text
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.parts import PART_BYTES
 from rlstreams.streams.log.record import Outgoing, Record
@@ -30,6 +31,7 @@ from rlstreams.streams.sessions.experts import row_versions, stitched
 from rlstreams.streams.sessions.session import Session
 from rlstreams.workers.engines.base import sampled_by
 from rlstreams.workers.engines.sampled import Sampled
+from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import answer_message
 from rlstreams.workers.gateway.dialogue import PromptIds
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
@@ -41,13 +43,22 @@ E = TypeVar("E", bound=Event)
 class Records:
     """Makes the records, and has them committed, each to its prompt's partition number."""
 
-    def __init__(self, shared: Shared, record: Record[Prompt], session_id: str, start: int) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        record: Record[Prompt],
+        session_id: str,
+        start: int,
+        auxiliary: Auxiliary,
+    ) -> None:
         """
         Args:
             record: the prompt.
+            auxiliary: calls that are never learnt from.
         """
         self._shared = shared
         self._record = record
+        self._auxiliary = auxiliary
         self.session_id = session_id
         self.start = start
         self._came_forward = False  # some call of this start is in the log
@@ -104,6 +115,7 @@ class Records:
             request=shared.packed(request.body),
             response=shared.packed(json.dumps(answer_message(answer.parsed)).encode()),
             overruled=json.dumps(answer.overruled) if answer.overruled else "",
+            is_trained=not self._auxiliary.has(request),
             routed_experts=experts_of(sampled, first_row),
             routed_experts_start=first_row,
             engine=sampled_by(shared.engine.name, sampled.segments),
@@ -162,7 +174,7 @@ class Records:
         return OutcomeReported(
             session_id=self.session_id,
             group_id=self._record.event.group_id,
-            outcome_id=named or hashlib.sha256(says.encode()).hexdigest()[:32],
+            outcome_id=named or hashlib.sha256(whole_text(says).encode()).hexdigest()[:32],
             kind=REWARD,
             reward=report.reward,
             grader=grader,

@@ -66,8 +66,7 @@ def dead_letter(
         dataset_epoch=sample.dataset_epoch if sample else 0,
         replacement=sample.replacement if sample else 0,
         reason=str(reason),
-        # A user's error may hold half of a surrogate pair, which no UTF-8 can.
-        detail=detail[:MAX_DETAIL].encode("utf-8", "backslashreplace").decode(),
+        detail=detail[:MAX_DETAIL],
         permanent=permanent,
         role=context.role,
         worker=context.worker,

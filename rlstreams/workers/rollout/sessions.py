@@ -41,6 +41,7 @@ from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Place,
 from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
+from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.limits import CallLimits
@@ -259,6 +260,7 @@ class Sessions:
             CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
             self.evaluation if record.event.purpose == EVALUATE else self.sampling,
             Matcher(section.ignore),
+            Auxiliary(section.auxiliary_models, section.auxiliary_prompts),
             goes_on=section.outside,
         )
 

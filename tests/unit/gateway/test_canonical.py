@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlstreams.workers.gateway.canonical import Matcher, answer_message, call_id, plain
+from rlstreams.workers.gateway.canonical import Matcher, answer_message, call_id, plain, plain_tool
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Parsed, ToolCall
 
 STRICT = Matcher()
@@ -72,7 +72,7 @@ SAME = {
     ),
     "temperature": replace(BASE, requested={"temperature": 0.1, "seed": 3}),
     "dialect": replace(BASE, dialect="messages", body=b"other"),
-    "retry": replace(BASE, retry=2, hints={"session-id": "x"}),
+    "retry": replace(BASE, retry=2, model="small"),
     "strict of a tool": replace(
         BASE, tools=({**TOOL, "function": {**TOOL["function"], "strict": True}},)
     ),
@@ -99,6 +99,7 @@ OTHER = {
     ),
     "choice": replace(BASE, choice=1),
     "constrained": replace(BASE, constrained="response_format"),
+    "auxiliary": replace(BASE, is_trained=False),
 }
 
 
@@ -229,3 +230,18 @@ def test_what_is_spelled_behind_an_earlier_request_is_as_if_it_were_spelled_alon
                     assert alone == STRICT.spelled([plain(m) for m in messages], tools, before)
     texts = {STRICT.spelled(messages).texts for messages in dialogues}
     assert len(texts) == len(dialogues)
+
+
+def test_half_of_a_character_reaches_no_template() -> None:
+    """No tokenizer takes one: an escape stands in its place, in each text that templates show."""
+    half, said = "1\ud83d", "1\\ud83d"
+    for content in (half, [{"type": "text", "text": half}]):
+        assert plain({"role": "user", "content": content})["content"] == said
+    for arguments in ({half: [half]}, json.dumps({half: [half]})):
+        answer = {**called(arguments), "reasoning_content": half}
+        made = plain(answer)
+        assert made["reasoning_content"] == said
+        assert made["tool_calls"][0]["function"]["arguments"] == {said: [said]}
+    assert plain(called(half + "{"))["tool_calls"][0]["function"]["arguments"] == said + "{"
+    tool = {"type": "function", "function": {"name": "f", "description": half}}
+    assert plain_tool(tool)["function"]["description"] == said

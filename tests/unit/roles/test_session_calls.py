@@ -14,7 +14,7 @@ from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.rows import rows_of_sample
 from rlstreams.workers.agents.agent import LostAgentError
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
-from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError
+from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
 from tests.unit.roles.sessions_stand import Client, recorded
@@ -185,3 +185,65 @@ def test_another_history_begins_a_branch_and_says_why(tmp_path: Path, branches: 
     assert [sum(s.author == "policy" for s in row.segments) for row in (main, *others)] == (
         [2, 1] if branches else [2]
     )
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_calls_beside_the_task_are_recorded_and_not_learnt_from(
+    tmp_path: Path, branches: bool
+) -> None:
+    """By the model's name, by the system's text or by the client's word; also where branches are
+    learnt from, and where a lost start is answered from the log."""
+    asides = {"by its model": {"model": "a/small-1"}, "by itself": {"is_trained": False}}
+    heard: list[list[CallAnswer]] = []
+
+    async def has_titles(client: Client) -> None:
+        heard.append([])
+        client.messages = [{"role": "user", "content": "0"}]
+        for changes in asides.values():
+            heard[-1].append(await client.call(**changes))
+        client.messages = [{"role": "developer", "content": [{"type": "text", "text": "0110"}]}]
+        heard[-1].append(await client.say("0"))  # by its system prompt
+        client.messages = []
+        heard[-1].append(await client.say("0"))
+        heard[-1].append(await client.say("1"))
+        client.messages.append({"role": "user", "content": "10"})
+        heard[-1].append(await client.call(is_trained=False))  # a summary of it all
+        if len(heard) == 1:
+            raise LostAgentError("its process ended")
+
+    settings = {"auxiliary_models": ("small",), "auxiliary_prompts": ("^01+0$",)}
+    ended = Ended(tmp_path, has_titles, branches=branches, **settings)
+    log, (trajectory,) = recorded(ended.stand), ended.trajectories
+    told = [[answer.is_trained for answer in start] for start in heard]
+    assert told == [[False, False, False, True, True, False]] * 2
+    assert [call.is_trained for call in log.calls] == told[0]
+    assert (len(log.calls), len(log.replays)) == (6, 6)
+    policy = [s.token_ids for s in trajectory.segments if s.author == "policy"]
+    assert policy == [call.segments[0].token_ids for call in log.calls[3:5]]
+    assert len(list(rows_of_sample(trajectory))) == 1
+
+
+def test_a_session_of_asides_alone_is_set_aside(tmp_path: Path) -> None:
+    async def titles(client: Client) -> None:
+        client.messages = [{"role": "user", "content": "0"}]
+        await client.call(is_trained=False)
+
+    ended = Ended(tmp_path, titles)
+    [letter] = ended.letters
+    assert "none of the 1 calls up to call" in letter.detail
+    assert letter.reason == "agent"
+
+
+def test_half_of_a_character_ends_no_worker(tmp_path: Path) -> None:
+    """Programs cut texts in the middle of one: the log has an escape in its place."""
+
+    async def cuts(client: Client) -> None:
+        await client.say("1")
+        report = Report(reward=1.0, note="a\ud83d", parts={"\ude00": 1.0})
+        await client.keeper.report(client.start.key, report)
+        await client.keeper.close(client.start.key, "environment", "gone\ud83d")
+
+    ended = Ended(tmp_path, cuts, by_agent=True)
+    (outcome,), (letter,) = ended.outcomes, ended.letters
+    assert (outcome.note, outcome.parts) == ("a\\ud83d", {"\\ude00": 1.0})
+    assert (letter.reason, letter.detail) == ("environment", "gone\\ud83d")

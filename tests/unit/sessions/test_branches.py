@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlstreams.schemas.events import SessionOpened, Tensor
+from rlstreams.schemas.events import Segment, SessionOpened, Tensor
 from rlstreams.streams.audit.report import Breaches, Named
 from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.rows import row_places, rows_of_sample
 from rlstreams.streams.sessions.chain import (
+    NoChainError,
     experts_of,
     is_learnt_from,
     main_chain,
@@ -56,7 +59,10 @@ def test_each_token_that_counts_is_the_policys_in_one_row(seed: int) -> None:
     log = played(seed)
     events = with_branches(log)
     session = folded(*events)
-    chain = main_chain(session)
+    try:
+        chain = main_chain(session)
+    except NoChainError:  # nothing of its main chain is learnt from
+        return
     if not chain.trained_tokens:
         assert chain.branches == ()
         return
@@ -86,13 +92,30 @@ def test_each_token_that_counts_is_the_policys_in_one_row(seed: int) -> None:
     other = replace(first, policy_version=first.policy_version + 9)
     forged.append(((*sample.segments, prompt, other), {"forged sample": 1}))  # nobody's
     for segments, expected in forged:
-        breaches = Breaches()
-        audit = SessionsAudit(breaches, Named(), {})
-        for offset, event in enumerate(events):
-            audit.take(event, Position("calls", 0, offset))
-        audit.trajectory("7/1", trajectory(segments=segments), Position("trajectories", 0, 0))
-        audit.check(breaches, [])
-        assert breaches.counts == expected
+        assert audited(events, segments) == expected
+
+
+def audited(events: Sequence[Any], segments: tuple[Segment, ...]) -> dict[str, int]:
+    """What the audit says of a session with this sample."""
+    breaches = Breaches()
+    audit = SessionsAudit(breaches, Named(), {})
+    for offset, event in enumerate(events):
+        audit.take(event, Position("calls", 0, offset))
+    audit.trajectory("7/1", trajectory(segments=segments), Position("trajectories", 0, 0))
+    audit.check(breaches, [])
+    return dict(breaches.counts)
+
+
+def test_calls_that_said_the_same_are_a_row_each() -> None:
+    """Sub-agents that were asked the same may sample the same tokens: these are other tokens, and
+    learnt from as often as they were sampled, and no oftener."""
+    events = [OPENED, call("a"), call("twin"), call("third"), session_closed()]
+    segments = segments_of(main_chain(folded(*events[:-1])))
+    authors = [segment.author for segment in segments]
+    assert authors == ["prompt", "policy"] * 3
+    assert segments[:2] == segments[2:4] == segments[4:]
+    assert audited(events, segments) == {}
+    assert audited(events, (*segments, *segments[:2])) == {"forged sample": 1}
 
 
 def forked() -> Session:

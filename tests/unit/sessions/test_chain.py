@@ -45,7 +45,12 @@ def test_segments_are_the_path_and_make_a_sample(seed: int) -> None:
     log = played(seed)
     session = folded(*log.calls)
     for terminal in (None, *log.saw):
-        chain = main_chain(session, terminal)
+        try:
+            chain = main_chain(session, terminal)
+        except NoChainError:
+            path = [] if terminal is None else session.nodes[terminal].path
+            assert not any(is_learnt_from(node.call) for node in path)
+            continue
         segments = segments_of(chain)
         assert flat(segments) == log.saw[chain_ids(chain)[-1]][: len(flat(segments))]
         policy = [s for s in segments if s.author == "policy"]
@@ -69,7 +74,9 @@ def test_the_main_chain_is_the_deepest_below_the_first_root_with_tools(seed: int
     paths: dict[str, list[str]] = {}
     for name, parent in log.parent.items():
         paths[name] = [*(paths[parent] if parent else []), name]
+    trained = {c.call_id for c in log.committed if c.is_trained}
     paths = {name: path for name, path in paths.items() if name in log.answers}
+    paths = {name: path for name, path in paths.items() if name in trained} or paths
     with_tools = {c.call_id for c in log.committed if c.request == TOOLS and c.call_id in paths}
     roots = [name for name in log.parent if name in {path[0] for path in paths.values()}]
     fitting = [r for r in roots if any(paths[n][0] == r for n in with_tools)] or [
@@ -78,6 +85,10 @@ def test_the_main_chain_is_the_deepest_below_the_first_root_with_tools(seed: int
     tree = [name for name in paths if paths[name][0] == fitting[0]]
     deepest = max(len(paths[name]) for name in tree)
     leaves = [name for name in tree if len(paths[name]) == deepest]
+    if not any(is_learnt_from(c) for c in log.committed if c.call_id in paths[leaves[-1]]):
+        with pytest.raises(NoChainError, match="none of the"):
+            main_chain(folded(*log.calls))
+        return
     chain = main_chain(folded(*log.calls))
     assert (chain_ids(chain), list(chain.ties)) == (paths[leaves[-1]], leaves[:-1])
 
@@ -107,6 +118,20 @@ def test_titles_beside_an_agent_with_tools_are_not_its_work() -> None:
     assert chain_ids(main_chain(session)) == ["work"]
     untold = folded(call("title", request=b"no zstd"), call("work", request=b""))
     assert chain_ids(main_chain(untold)) == ["title"]
+
+
+def test_auxiliary_calls_are_neither_the_sample_nor_its_end() -> None:
+    """A title comes first, and no tools tell it from work; a summary goes on behind the last
+    answer, which is the one to judge. What goes on behind a summary is work, and has read it."""
+    calls = [call("title", is_trained=False), call("a"), call("b", "a", before=5)]
+    summary = call("summary", "b", before=10, is_trained=False)
+    assert chain_ids(main_chain(folded(*calls, summary))) == ["a", "b"]
+    behind = main_chain(folded(*calls, summary, call("c", "summary", before=15)))
+    assert chain_ids(behind) == ["a", "b", "summary", "c"]
+    assert behind.trained_tokens == 9
+    for terminal in (None, "title"):
+        with pytest.raises(NoChainError, match="none of the 1 calls up to call title is learnt"):
+            main_chain(folded(calls[0]), terminal)
 
 
 def test_an_abandoned_retry_is_not_credited() -> None:
@@ -155,8 +180,6 @@ def test_calls_that_are_not_learnt_from_have_no_version() -> None:
     ]  # fmt: skip
     assert segments[1].policy_version == NO_VERSION
     assert segments[1].behavior_logprobs is None
-    none = main_chain(folded(call("a", is_trained=False)))
-    assert (none.trained_tokens, flat(segments_of(none))) == (0, [0, 1, 100, 101, 102])
 
 
 def test_share_that_is_not_delivered() -> None:

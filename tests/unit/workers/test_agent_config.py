@@ -62,6 +62,8 @@ def test_files_of_a_command_are_those_beside_the_configuration(tmp_path: Path) -
         ("[[agent]]\npython = 'a.py:f'\nenv = { A = 'b' }\n", "agent.env is set, but agent"),
         (f"{AGENT}ignore = ['[']\n", r"agent\.ignore: '\[' of agent 'agent' is no expression"),
         (f"{AGENT}ignore = ['x*']\n", r"agent\.ignore: 'x\*' .* finds nothing, too"),
+        (f"{AGENT}auxiliary_models = ['(']\n", r"agent\.auxiliary_models: '\(' .* no expression"),
+        (f"{AGENT}auxiliary_prompts = ['']\n", r"agent\.auxiliary_prompts: '' .* finds nothing"),
         (f"{AGENT}max_calls = 0\n", "agent.max_calls must be above 0, got 0"),
         (f"{AGENT}max_turns = 3\n", r"unknown field agent\[0\]\.max_turns; known: name,"),
         (f"{AGENT}{AGENT}", "agent.name is 'agent' twice"),

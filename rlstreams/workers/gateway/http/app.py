@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 from rlstreams.workers.gateway.http.dialect import Asked, Dialect, as_json
 from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
 from rlstreams.workers.gateway.http.messages import dialogue
-from rlstreams.workers.gateway.http.wire import Body, bad
+from rlstreams.workers.gateway.http.wire import IS_TRAINED, Body, bad
 from rlstreams.workers.gateway.keys import key_of
 from rlstreams.workers.gateway.port import (
     CallAnswer,
@@ -42,6 +42,8 @@ from rlstreams.workers.gateway.port import (
 KEEPALIVE_S = 5.0  # clients and proxies give up a silent stream
 MAX_ASK_S = 60.0  # proxies cut an answer that takes longer
 MAX_BODY_BYTES = 32 << 20  # a dialogue of a million tokens is 4 MB
+MAX_WORD_BYTES = 1 << 20  # of an outcome or a close
+MAX_PARTS = 256  # of a reward; each is a figure of its own
 _OVERRULED = "x-rlstreams-overruled"
 _LOG = logging.getLogger(__name__)
 _MODELS = ("", "/{model:path}")
@@ -179,7 +181,7 @@ class Gateway:
         return Response(as_json({"input_tokens": count}), media_type="application/json")
 
     async def _report(self, request: Request, key: str) -> Response:
-        body = Body(await self._body(request))
+        body = Body(await self._body(request, MAX_WORD_BYTES), takes_nan=True)
         if unknown := sorted(body.values.keys() - _OUTCOME):
             raise bad(
                 f"outcome.{unknown[0]}", f"is no field; there are {', '.join(sorted(_OUTCOME))}"
@@ -188,6 +190,8 @@ class Gateway:
             report = msgspec.convert(body.values, Report)
         except msgspec.ValidationError as err:
             raise bad("outcome", f"cannot be: {err}") from err
+        if len(report.parts) > MAX_PARTS:
+            raise bad("parts", f"may have {MAX_PARTS} entries, got {len(report.parts)}")
         values = {"reward": report.reward, **{f"parts.{k}": v for k, v in report.parts.items()}}
         for name, value in values.items():
             if not math.isfinite(value):
@@ -196,7 +200,7 @@ class Gateway:
         return Response(as_json({"outcome_id": made}), media_type="application/json")
 
     async def _close(self, request: Request, key: str) -> Response:
-        body = Body(await self._body(request))
+        body = Body(await self._body(request, MAX_WORD_BYTES))
         kind, detail = body.text("kind", "ended"), body.text("detail")
         await asyncio.shield(self._started(self._calls.close(key, kind, detail)))
         return Response(as_json({"closed": True}), media_type="application/json")
@@ -217,23 +221,24 @@ class Gateway:
     async def _health(self, _: Request) -> Response:
         return Response(as_json({"status": "ok"}), media_type="application/json")
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, most: int | None = None) -> bytes:
         """The body; one whose `content-length` is too long is not read.
 
         Raises:
             CallRefusedError: 413.
         """
+        most = self._max_body if most is None else min(most, self._max_body)
         said = request.headers.get("content-length", "0")
         size = int(said) if said.isdecimal() else 0
         pieces: list[bytes] = []
-        if size <= self._max_body:
+        if size <= most:
             size = 0
             async for piece in request.stream():
                 pieces.append(piece)
-                if (size := size + len(piece)) > self._max_body:
+                if (size := size + len(piece)) > most:
                     break
-        if size > self._max_body:
-            why = f"the body has {size} bytes or more, the limit is {self._max_body}"
+        if size > most:
+            why = f"the body has {size} bytes or more, the limit is {most}"
             raise CallRefusedError(413, "request_too_large", why)
         return b"".join(pieces)
 
@@ -311,10 +316,12 @@ async def _all(calls: Sequence[asyncio.Task[CallAnswer]]) -> list[CallAnswer]:
 
 
 def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
-    overruled = answers[0].overruled
-    return {"x-rlstreams-call": answers[0].call_id} | (
-        {_OVERRULED: as_json(dict(overruled))} if overruled else {}
-    )
+    first, said = answers[0], {"x-rlstreams-call": answers[0].call_id}
+    if first.overruled:
+        said[_OVERRULED] = as_json(dict(first.overruled))
+    if not first.is_trained:
+        said[IS_TRAINED] = "false"
+    return said
 
 
 def _is_cancelled() -> bool:

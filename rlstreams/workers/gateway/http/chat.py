@@ -7,7 +7,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import answer_message, plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import Asked, event
-from rlstreams.workers.gateway.http.wire import Body, bad, hints_of, retry_of
+from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Tool
 
 MAX_CHOICES = 16
@@ -56,7 +56,8 @@ class Chat:
                 constrained=constrained or _constraint(body),
                 retry=retry_of(headers),
                 choice=choice,
-                hints=hints_of(headers),
+                model=body.text("model"),
+                is_trained=is_trained_of(headers),
             )
             for choice in range(choices)
         )

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from rlstreams.workers.gateway.http.wire import Body
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest
 
+_JSON = json.JSONEncoder(separators=(",", ":"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -49,4 +51,4 @@ def event(value: Mapping[str, Any], name: str = "") -> bytes:
 
 def as_json(value: object) -> str:
     """JSON in ASCII: half of a surrogate pair that a model wrote is no UTF-8."""
-    return json.dumps(value, separators=(",", ":"))
+    return _JSON.encode(value)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import Asked, event
-from rlstreams.workers.gateway.http.wire import Body, bad, hints_of, retry_of
+from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "service_tier")
@@ -49,7 +49,8 @@ class Messages:
             requested=body.requested(_SAMPLING),
             constrained=_constraint(body),
             retry=retry_of(headers),
-            hints=hints_of(headers),
+            model=body.text("model"),
+            is_trained=is_trained_of(headers),
         )
         return Asked(calls=(call,), is_stream=body.flag("stream"), body=body)
 

@@ -12,7 +12,7 @@ import socket
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rlstreams.workers.gateway.http.app import KEEPALIVE_S, MAX_BODY_BYTES, Gateway
 from rlstreams.workers.gateway.port import Calls, Desk, url_of
@@ -22,10 +22,30 @@ START_S = 10.0
 _FIRST_WORD_S = 30.0  # a connection that says nothing holds a descriptor
 _LAST_WORDS_S = 2.0  # for answers that are on their way out
 _IDLE_S = 60.0  # an agent's client keeps its connection while a tool runs
-_BODY = b'{"error":{"message":"too many connections","type":"server_error","code":"overloaded"}}'
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+_MAX_HEAD_BYTES = 64 << 10  # of a request's line and headers, which are read before its key
+
+
+def _refusal(status: bytes, headers: bytes, message: bytes, kind: bytes, code: bytes) -> bytes:
+    body = b'{"error":{"message":"%b","type":"%b","code":"%b"}}' % (message, kind, code)
+    return (
+        b"HTTP/1.1 %b\r\nconnection: close\r\n%bcontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (status, headers, len(body), body)
+    )
+
+
+_FULL = _refusal(
+    b"503 Service Unavailable",
+    b"retry-after: 1\r\n",
+    b"too many connections",
+    b"server_error",
+    b"overloaded",
+)
+_LONG_HEAD = _refusal(
+    b"431 Request Header Fields Too Large",
+    b"x-should-retry: false\r\n",
+    b"line and headers of a request may have %d bytes" % _MAX_HEAD_BYTES,
+    b"invalid_request_error",
+    b"headers_too_large",
 )
 
 
@@ -141,9 +161,9 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _bounded(most: int) -> type[asyncio.Protocol]:
-    """A protocol that holds `most` connections, and none that says nothing."""
+    """A protocol that holds `most` connections, none that says nothing, and no endless headers."""
 
-    class Bounded(H11Protocol):
+    class Bounded(HttpToolsProtocol):
         """See `_bounded`."""
 
         def connection_made(self, transport: Any) -> None:  # noqa: ANN401
@@ -152,14 +172,33 @@ def _bounded(most: int) -> type[asyncio.Protocol]:
                 transport.write(_FULL)
                 transport.close()
                 return
-            self._is_refused = False
+            self._is_refused = self._is_cut = False
+            self._head_bytes = 0  # read since the last end of headers, piece of a body or its end
             super().connection_made(transport)
             self._silence = self.loop.call_later(_FIRST_WORD_S, transport.close)
 
         def data_received(self, data: bytes) -> None:
-            if not self._is_refused:
-                self._silence.cancel()
-                super().data_received(data)
+            if self._is_refused or self._is_cut:
+                return
+            self._silence.cancel()
+            self._head_bytes += len(data)
+            super().data_received(data)
+            if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+                self._is_cut = True
+                self.transport.write(_LONG_HEAD)
+                self.transport.close()
+
+        def on_headers_complete(self) -> None:
+            self._head_bytes = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._head_bytes = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._head_bytes = 0
+            super().on_message_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             if not self._is_refused:

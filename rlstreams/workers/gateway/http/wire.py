@@ -8,17 +8,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.port import CallRefusedError
 
-# Headers by which agents distinguish their sub-agents: recorded, never used to find a session.
-_HINTS = (
-    "x-claude-code-session-id",
-    "x-claude-code-agent-id",
-    "session-id",
-    "conversation-id",
-    "x-codex-turn-metadata",
-    "x-session-affinity",
-    "x-session-id",
-)
-_LONGEST_HINT = 1024  # characters
+IS_TRAINED = "x-rlstreams-is-trained"
 
 
 def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
@@ -26,17 +16,24 @@ def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
     return CallRefusedError(400, code, f"{field} {why}", param=field)
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number there")
+
+
 class Body:
     """A JSON object as it came; null is the same as not there."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, takes_nan: bool = False) -> None:
         """
+        Args:
+            takes_nan: NaN and Infinity are read, which are no JSON: their field is to be named.
+
         Raises:
             CallRefusedError: 400; it is no JSON object.
         """
         self.data = data
         try:
-            values = json.loads(data)
+            values = json.loads(data, parse_constant=None if takes_nan else _no_number)
         except (ValueError, RecursionError) as err:
             raise bad("body", f"is no JSON: {err}", "invalid_json") from err
         if not isinstance(values, dict):
@@ -115,6 +112,13 @@ def retry_of(headers: Mapping[str, str]) -> int:
     return int(count) if count.isdecimal() else 0
 
 
-def hints_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers that name sub-agents."""
-    return {name: headers[name][:_LONGEST_HINT] for name in _HINTS if name in headers}
+def is_trained_of(headers: Mapping[str, str]) -> bool:
+    """Whether its client wants a call to be learnt from.
+
+    Raises:
+        CallRefusedError: 400; the header is neither true nor false.
+    """
+    said = headers.get(IS_TRAINED, "true")
+    if said.lower() not in ("true", "false"):
+        raise bad(IS_TRAINED, f"must be true or false, got {said!r:.60}")
+    return said.lower() == "true"
