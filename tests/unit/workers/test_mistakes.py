@@ -33,6 +33,8 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
          "--ordinal 5: logprob.workers is 1, so ordinals are 0\n"),
         ("worker trainer DEMO --ordinal 1", "--ordinal 1: a run has one trainer"),
         ("worker rollout DEMO --ordinal 9", "--ordinal 9: rollout.workers is"),
+        ("audit DEMO --broker.bootstrap localhost",
+         "broker.bootstrap must be `HOST:PORT[,HOST:PORT]`, got 'localhost'"),
         ("audit DEMO --broker.bootstrap 127.0.0.1:1", "no broker answers at 127.0.0.1:1: "),
         ("dead-letters show zzz DEMO", "like 17/3 or trajectories-0@41, got zzz; `rlstreams dead"),
         ("replay run run.toml", "run.toml is no recording: it is no folder with a manifest.json"),
