@@ -85,7 +85,7 @@ class Program(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, but names the commands where none is given."""
         if not args:
-            refuse_nothing(ctx, "COMMAND", COMMANDS)
+            refuse_nothing(ctx, "COMMAND")
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

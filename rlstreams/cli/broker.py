@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,61 +17,81 @@ from rlstreams.workers.config.nearest import meant
 
 if TYPE_CHECKING:
     from rlstreams.schemas import SchemaTexts
+    from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.streams.log.record import RawRecord
 
 POLL_S = 0.5
 READ_DEADLINE_S = 30.0  # longest wait for the next record below a known end
 _BATCH = 500
 _SHOWN = 60  # characters of a value in a line
+_USUAL = "runs/broker"
+_RUN = f"its folder or TOML file, or a folder for a broker of your own; default: {_USUAL}"
 
 BROKER = Group("broker", "the embedded broker; a run's topics, and what lies in one")
 
 
 @command(
     "start",
-    "rlstreams broker start --dir runs/demo/broker",
+    "rlstreams broker start runs/demo",
     of=BROKER,
 )
-@option("--dir", metavar="DIR", help="data folder", default="runs/broker", show_default=True)
+@argument("RUN", _RUN, required=False)
 @option("--port", type=PORT, help="default: the folder's last port, or a free one")
 def start(args: Namespace) -> int:
     """start it, unless it is running; it keeps running after this command"""
-    from rlstreams.streams.broker.embedded import EmbeddedBroker
-
-    state = EmbeddedBroker(Path(args.dir), args.port or 0).start()
+    state = _broker(args.run, args.port or 0).start()
     print(f"broker {state.pid} serves {state.bootstrap}; stop it with")
-    print(f"  rlstreams broker stop --dir {args.dir}")
+    print(f"  rlstreams broker stop {args.run or ''}".rstrip())
     return 0
 
 
 @command(
     "stop",
-    "rlstreams broker stop --dir runs/demo/broker",
+    "rlstreams broker stop runs/demo",
     of=BROKER,
 )
-@option("--dir", metavar="DIR", help="data folder", default="runs/broker", show_default=True)
+@argument("RUN", _RUN, required=False)
 def stop(args: Namespace) -> int:
     """stop it; its data stays"""
-    return _found(args.dir, is_stopped=True)
+    return _found(args.run, is_stopped=True)
 
 
 @command(
     "status",
-    "rlstreams broker status --dir runs/demo/broker",
+    "rlstreams broker status runs/demo",
     of=BROKER,
 )
-@option("--dir", metavar="DIR", help="data folder", default="runs/broker", show_default=True)
+@argument("RUN", _RUN, required=False)
 def status(args: Namespace) -> int:
     """print its address; exit status 1 if it is not running"""
-    return _found(args.dir, is_stopped=False)
+    return _found(args.run, is_stopped=False)
 
 
-def _found(folder: str, *, is_stopped: bool) -> int:
-    """Print the address of a folder's broker, and stop the broker if asked; 1: none is running."""
+def _broker(named: str | None, port: int = 0) -> EmbeddedBroker:
+    """The broker of a run, with the run's own settings, or that of another folder.
+
+    Raises ConfigError: a run that has a broker of its own, or a file that configures none.
+    """
     from rlstreams.streams.broker.embedded import EmbeddedBroker
+    from rlstreams.workers.bootstrap.parts import embedded_broker
 
-    broker = EmbeddedBroker(Path(folder))
-    state = broker.status()
+    folder = Path(named or _USUAL)
+    if not folder.is_file() and not (folder / "config.json").is_file():
+        return EmbeddedBroker(folder, port)
+    config = configuration([str(folder)], [])
+    if config.broker.bootstrap:
+        raise ConfigError(
+            f"{folder}: broker.bootstrap names {config.broker.bootstrap}, which is not ours to "
+            "start or stop"
+        )
+    broker = config.broker if not port else replace(config.broker, port=port)
+    return embedded_broker(replace(config, broker=broker))
+
+
+def _found(named: str | None, *, is_stopped: bool) -> int:
+    """Print the address of a broker, and stop the broker if asked; 1: none is running."""
+    broker = _broker(named)
+    folder, state = broker.folder, broker.status()
     if state is None:
         print(f"no broker runs in {folder}")
         return 1

@@ -77,10 +77,14 @@ def run(args: Namespace) -> int:
     if num_unreadable:
         print(f"{name}: records that could not be decoded: {num_unreadable}", file=sys.stderr)
     known = [one for one in details if one.stages]
-    if missing := [str(one.lineage.sample) for one in details if not one.stages]:
-        print(f"{name} does not know {', '.join(missing)}", file=sys.stderr)
+    shown = [str(one.lineage.sample) for one in known]
+    missing = [one for one in wanted if not any(f"{name}/".startswith(f"{one}/") for name in shown)]
+    if missing:
+        listing = " ".join(["rlstreams inspect", *names])
+        print(f"{name} has no {', '.join(missing)}; `{listing}` lists some", file=sys.stderr)
+    elif not known:
+        print(f"no sample of {name} matches", file=sys.stderr)
     if not known:
-        print(f"nothing in {name} matches", file=sys.stderr)
         return 1
     if args.receipt or args.json:
         return _receipts(known, as_json=args.json) or int(bool(missing))

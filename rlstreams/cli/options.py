@@ -138,7 +138,8 @@ def argument(name: str, about: str, **attrs: Any) -> Callable[[Run], Run]:  # no
     """Declare an argument, by its name in capitals."""
     if isinstance(kind := attrs.get("type"), click.Choice):
         about = "; ".join([", ".join(kind.choices), about])
-    return click.argument(name.lower(), cls=Argument, about=about, metavar=name, **attrs)
+    metavar = name if attrs.get("required", True) else f"[{name}]"
+    return click.argument(name.lower(), cls=Argument, about=about, metavar=metavar, **attrs)
 
 
 class Group(click.Group):
@@ -157,7 +158,7 @@ class Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does; refuse a missing or unknown action with the list of actions."""
         if not args:
-            refuse_nothing(ctx, "ACTION", self.list_commands(ctx))
+            refuse_nothing(ctx, "ACTION")
         if args[0] not in ctx.help_option_names and args[0] not in self.commands:
             self.refuse(ctx, args)
         return super().parse_args(ctx, args)
@@ -188,12 +189,10 @@ def write_commands(formatter: click.HelpFormatter, found: Iterable[click.Command
     formatter.write_dl([(str(one.name), (one.help or "").partition("\n")[0]) for one in found])
 
 
-def refuse_nothing(ctx: click.Context, what: str, names: Sequence[str]) -> NoReturn:
-    """End with a usage error that lists the possible words."""
-    ctx.fail(
-        f"{what} is missing, one of {', '.join(names)}; `{ctx.command_path} --help` says what "
-        "each does"
-    )
+def refuse_nothing(ctx: click.Context, what: str) -> NoReturn:
+    """End with a usage error that lists the possible words, and what each does."""
+    click.echo(ctx.get_help() + "\n", err=True)
+    raise click.UsageError(f"{what} is missing: name one of these")
 
 
 def meant(word: str, names: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
             process.terminate()
         for process in started.values():
             process.wait(DEADLINE_S)
-        said("rlstreams broker stop --dir broker", folder)
+        said("rlstreams broker stop broker", folder)
     logs = {role: logged(folder / f"{role}.log") for role in ROLES}
     for role, found in logs.items():
         assert any(line["event"] == "state" and line["state"] for line in found), role

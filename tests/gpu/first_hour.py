@@ -36,8 +36,8 @@ INSTALLS = ("python3 -m venv ", "pip install ", "make setup")
 VERBS = ("init", "doctor", "try", "up", "audit")
 LIMIT = 124  # the status of what `ended` interrupted
 LAST = 3  # points of the curve that the end is the mean of
-TOLD = ("steps", "reward", "step_ends_s", "train_s", "states_s", "mismatch_mean", "tokens_per_s",
-        "accuracy", "audit_ok", "audit")  # fmt: skip
+TOLD = ("steps", "reward", "epochs", "step_ends_s", "train_s", "states_s", "mismatch_mean",
+        "tokens_per_s", "accuracy", "audit_ok", "audit")  # fmt: skip
 
 
 def lines_of(page: str) -> list[str]:
@@ -154,7 +154,7 @@ def walked(args: argparse.Namespace, commands: Sequence[str], run: Path) -> bool
         status = shell.run(number, command, max(1.0, until_s - time.monotonic()), more)
         said = f"status {status}" if status else "passed"
         said = "ended by --limit-s; the same call goes on" if status == LIMIT else said
-        shown = command.partition("  #")[0]
+        shown = command.partition("  #")[0].rstrip()
         sys.stdout.write(f"[{shell.seconds(command):6.1f} s] {shown}: {said}\n")
         sys.stdout.flush()
         if status:
@@ -165,10 +165,13 @@ def walked(args: argparse.Namespace, commands: Sequence[str], run: Path) -> bool
 
 
 def told_of(run: Path, least_rise: float) -> dict[str, Any]:
-    """The curve over GPU-seconds, and what is asked of a run: from its log."""
+    """The curve over GPU-seconds, and what is asked of a run: from its log.
+
+    The clock stands still between two starts of the trainer.
+    """
     config = configuration([str(run)], [])
     told = told_by_the_log(config)
-    clock = gpu_seconds([(0, end_s) for end_s in told["step_ends_s"]], 1)
+    clock = gpu_seconds(list(zip(told["epochs"], told["step_ends_s"], strict=True)), 1)
     curve = [
         {"step": version, "gpu_s": clock[version], "accuracy": [accuracy, count]}
         for version, accuracy, count in told["accuracy"]

@@ -162,6 +162,7 @@ def told_by_the_log(config: RunConfig) -> dict[str, Any]:
                      for p in views.evaluation.curve],
         "steps": len(steps),
         "reward": [point.reward for point in steps],
+        "epochs": [point.epoch for point in steps],
         "step_ends_s": [point.finished_at_ms / 1000 for point in steps],
         "seconds_of_steps": seconds,
         "tokens_per_s": sum(point.num_tokens for point in steps[1:]) / seconds if seconds else 0.0,

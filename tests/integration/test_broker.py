@@ -122,7 +122,7 @@ def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
     """Its process is known to nobody yet, so whoever started it ends it."""
     folder = tmp_path / "broker"
     command = subprocess.Popen(
-        [sys.executable, "-m", "rlstreams", "broker", "start", "--dir", str(folder)],
+        [sys.executable, "-m", "rlstreams", "broker", "start", str(folder)],
         cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -143,7 +143,7 @@ def test_the_command_starts_shows_and_stops_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`rlstreams broker` answers 0 while one runs and 1 when none does."""
-    words = ["--dir", str(tmp_path / "b")]
+    words = [str(tmp_path / "b")]
 
     assert main(["broker", "status", *words]) == 1
     assert main(["broker", "start", *words]) == 0

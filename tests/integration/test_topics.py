@@ -112,7 +112,7 @@ def test_without_a_broker_the_command_says_how_to_start_one(
     config.write_text(f'[run]\nid = "{run_id}"\ndir = "{tmp_path}"\n', "utf-8")
 
     assert main(["broker", "topics", str(config)]) == 78
-    assert f"rlstreams broker start --dir {tmp_path}/broker" in capsys.readouterr().err
+    assert f"rlstreams broker start {tmp_path}/broker" in capsys.readouterr().err
     assert main(["broker", "tail", "steps", str(config)]) == 78
     assert f"run {run_id} has left no log under {tmp_path}" in capsys.readouterr().err
 

@@ -27,6 +27,8 @@ def table(view: LettersView, letters: Sequence[Letter], width: int = 0) -> str:
     Args:
         width: characters that a line is cut to; 0: no line is cut.
     """
+    if not letters:
+        return totals(letters)
     rows = [_COLUMNS, *(_row(view, letter) for letter in letters)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS) - 1)]
     lines = [

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -122,7 +123,9 @@ def application(
             Mount("/static", StaticFiles(directory=STATIC)),
             Mount("/r/{run}", routes=of_run),
         ],
-        exception_handlers=dict.fromkeys((NotThereError, StreamsError, ValueError), give.failed),
+        exception_handlers=dict.fromkeys(
+            (NotThereError, StreamsError, ValueError, HTTPException), give.failed
+        ),
     )
     return Guard(app, host)
 
@@ -192,9 +195,11 @@ class _Answers:
         headers = {"Cache-Control": "max-age=86400"}
         return Response(self._script, media_type="text/javascript", headers=headers)
 
-    def failed(self, _: Request, err: Exception) -> Response:
-        page = render("message.html", title="Not shown", message=str(err), all_runs=self._names)
-        status = {NotThereError: 404, ValueError: 400}.get(type(err), 503)
+    def failed(self, request: Request, err: Exception) -> Response:
+        status, message = {NotThereError: 404, ValueError: 400}.get(type(err), 503), str(err)
+        if isinstance(err, HTTPException):
+            status, message = err.status_code, f"{err.detail}: {request.url.path}"
+        page = render("message.html", title="Not shown", message=message, all_runs=self._names)
         return HTMLResponse(page, status)
 
 

@@ -318,7 +318,11 @@ def compare(readers: Sequence[RunReader], all_runs: Sequence[str]) -> str:
 
 
 def _whole(query: Query, name: str) -> int | None:
-    return int(query[name]) if query.get(name) else None
+    text = query.get(name)
+    try:
+        return int(text) if text else None
+    except ValueError as err:
+        raise ValueError(f"{name} must be a whole number, got {text!r}") from err
 
 
 def _some(found: Sequence[Any], query: Query) -> tuple[int, int, Sequence[Any]]:

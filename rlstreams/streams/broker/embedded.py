@@ -229,7 +229,7 @@ class EmbeddedBroker:
             owner = f"process {state.pid}" if state and state.pid else "a starting broker"
             raise ConfigError(
                 f"data folder {self.folder} is in use by {owner}; stop it with "
-                f"`rlstreams broker stop --dir {self.folder}`, or choose another folder"
+                f"`rlstreams broker stop {self.folder}`, or choose another folder"
             ) from None
 
     def _gone_within(self, timeout_s: float) -> bool:

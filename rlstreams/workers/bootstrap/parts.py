@@ -53,7 +53,7 @@ def bootstrap_of(config: RunConfig) -> str:
     if state is None:
         raise ConfigError(
             f"broker.bootstrap is empty and no embedded broker runs in {broker.folder}; "
-            f"start one: rlstreams broker start --dir {broker.folder}"
+            f"start one: rlstreams broker start {broker.folder}"
         )
     return state.bootstrap
 

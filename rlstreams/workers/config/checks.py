@@ -42,6 +42,9 @@ AutoDeviceName = Annotated[
     str,
     Must("`auto`, `cpu`, `cuda` or `cuda:N`", re.compile(r"auto|cpu|cuda(:\d+)?").fullmatch),
 ]
+Addresses = Annotated[
+    str, Must("`HOST:PORT[,HOST:PORT]`", re.compile(r"|[^\s,]+:\d+(, *[^\s,]+:\d+)*").fullmatch)
+]
 Ipv4 = Annotated[str, Must("an IPv4 address or a host name", lambda host: ":" not in host)]
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlstreams.workers.config.agents import AgentSection, GatewaySection, OutcomeSection
 from rlstreams.workers.config.checks import (
+    Addresses,
     AutoDeviceName,
     DeviceName,
     Ipv4,
@@ -69,7 +70,7 @@ class RunSection(Section, section="run"):
 class BrokerSection(Section, section="broker"):
     """The Kafka broker that holds the log."""
 
-    bootstrap: str = ""
+    bootstrap: Addresses = ""
     """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
     host: Ipv4 = "127.0.0.1"
     """Address that the embedded broker listens on: loopback, or one private interface for roles on

@@ -87,6 +87,14 @@ def test_each_view_has_its_elements(browser: Browser, address: str, width: int) 
     assert [] == browser.errors
 
 
+def test_an_answer_is_on_the_first_screen(browser: Browser, address: str) -> None:
+    """To read, without a scroll."""
+    browser.resize(1280, 850)
+    browser.open(f"{address}/r/run/", "document.querySelector('#answers')")
+    answer = "document.querySelector('td[data-name=answer] .said').getBoundingClientRect()"
+    assert browser.run(f"{answer}.bottom <= innerHeight")
+
+
 def test_charts_have_points_and_follow_the_controls(browser: Browser, address: str) -> None:
     """By step, or by time, smoothed, cut; the address says it, so that it can be sent."""
     browser.resize(1280, 2000)
@@ -143,6 +151,8 @@ def test_all_charts_are_in_a_picture_and_on_paper(tmp_path: Path) -> None:
     page.write_text(render_report(report_input()), "utf-8")
     with Browser(tmp_path / "profile") as browser:
         browser.open(f"file://{page}", "document.body?.dataset.drawn !== undefined")
+        top = "document.querySelector('figure[data-chart]').getBoundingClientRect().top"
+        assert browser.run(f"{top} < 0.7 * innerHeight"), "a chart is on the first screen"
         on_screen = painted(browser, tmp_path)
         assert ["entropy", "learning", "loss", "staleness", "throughput"] == sorted(on_screen)
         assert all(on_screen.values()), on_screen

@@ -229,8 +229,8 @@ def test_dead_letters_by_reason(client: httpx.Client) -> None:
         ("/r/run/samples/99/0", 404, "does not know sample 99/0"),
         ("/r/run/samples/%3Cb%3E/0", 404, "a sample is written GROUP/SAMPLE"),
         ("/r/run/steps/77", 404, "has no step 77"),
-        ("/r/run/samples?step=x", 400, "invalid literal"),
-        ("/r/run/nothing", 404, "Not Found"),
+        ("/r/run/samples?step=x", 400, "step must be a whole number, got &#39;x&#39;"),
+        ("/r/run/nothing", 404, "<p>Not Found: /r/run/nothing</p>"),
     ],
 )
 def test_what_is_not_there_is_said(client: httpx.Client, path: str, status: int, said: str) -> None:

@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_used_is_one_line(error, told):
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert 1 == main(["broker", "start", "--dir", str(tmp_path / "file" / "broker")])
+    assert 1 == main(["broker", "start", str(tmp_path / "file" / "broker")])
     assert f"NotADirectoryError: {tmp_path}/file" in capsys.readouterr().err
 
 
@@ -123,7 +123,7 @@ def test_a_worker_without_its_file_says_so(tmp_path, capsys):
 
 @pytest.mark.parametrize("port", ["-1", "65536", "99999"])
 def test_a_port_out_of_range_is_refused(tmp_path, capsys, port):
-    status = main(["broker", "start", "--dir", str(tmp_path / "broker"), "--port", port])
+    status = main(["broker", "start", str(tmp_path / "broker"), "--port", port])
     assert (2, False) == (status, (tmp_path / "broker").exists())
     said = capsys.readouterr().err
     assert all(word in said for word in ("--port", port, "65535"))

@@ -102,14 +102,16 @@ def test_what_is_asked_of_the_run(
     audit_ok: bool,
     wrong: list[str],
 ) -> None:
-    """The end is the mean of the last three points; the clock starts behind the first step."""
+    """The end is the mean of the last three points; the clock starts behind the first step, and
+    stands still between two trainers."""
     given = dict.fromkeys(first_hour.TOLD, 0)
     given |= {"accuracy": [[at, mean, 64] for at, mean in enumerate(curve)], "steps": num_steps}
     given |= {"step_ends_s": [10.0 + 2 * at for at in range(num_steps)], "audit_ok": audit_ok}
+    given |= {"epochs": [1] * 2 + [2] * (num_steps - 2)}
     config = SimpleNamespace(trainer=SimpleNamespace(steps=4))
     monkeypatch.setattr(first_hour, "configuration", lambda *_: config)
     monkeypatch.setattr(first_hour, "told_by_the_log", lambda _: given)
     told = first_hour.told_of(Path("run"), 0.1)
     assert wrong == [name for name, is_so in told["checks"].items() if not is_so]
-    expected = [0.0, 0.0, 2.0, 4.0, 6.0][: min(len(curve), num_steps + 1)]
+    expected = [0.0, 0.0, 2.0, 2.0, 4.0][: min(len(curve), num_steps + 1)]
     assert expected == [point["gpu_s"] for point in told["curve"]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from rlstreams.__main__ import main
+from rlstreams.streams.log.text import plain_json
+from rlstreams.workers.config.load import load
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 
@@ -15,9 +18,11 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("", "COMMAND is missing, one of demo, init, try, doctor, config, up, "),
-        ("broker", "ACTION is missing, one of start, stop, status, topics, tail; `rlstreams bro"),
-        ("config", "ACTION is missing, one of show, schema, fields, loss, server; `rlstreams"),
+        ("", "Begin:\n  demo    see a tiny model learn while processes are killed; needs no files"),
+        ("", "\n\nError: COMMAND is missing: name one of these\n"),
+        ("broker", "Actions:\n  start   start it, unless it is running; it keeps running after"),
+        ("broker", "\n\nError: ACTION is missing: name one of these\n"),
+        ("broker status DEMO --port 1", "No such option: --port"),
         ("config server", "Missing argument 'KIND'. Choose from:\n\tvllm,\n\tsglang\n"),
         ("config server vlm", "Invalid value for 'KIND': 'vlm' is not one of 'vllm', 'sglang'."),
         ("replay step", "Missing argument 'N'.\n"),
@@ -28,6 +33,8 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
          "--ordinal 5: logprob.workers is 1, so ordinals are 0\n"),
         ("worker trainer DEMO --ordinal 1", "--ordinal 1: a run has one trainer"),
         ("worker rollout DEMO --ordinal 9", "--ordinal 9: rollout.workers is"),
+        ("audit DEMO --broker.bootstrap localhost",
+         "broker.bootstrap must be `HOST:PORT[,HOST:PORT]`, got 'localhost'"),
         ("audit DEMO --broker.bootstrap 127.0.0.1:1", "no broker answers at 127.0.0.1:1: "),
         ("dead-letters show zzz DEMO", "like 17/3 or trajectories-0@41, got zzz; `rlstreams dead"),
         ("replay run run.toml", "run.toml is no recording: it is no folder with a manifest.json"),
@@ -63,3 +70,26 @@ def test_no_recording_is_no_dead_end(
     assert (
         "no recording in recordings; make one: rlstreams record run RUN" in capsys.readouterr().out
     )
+
+
+def test_a_broker_is_named_as_its_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By folder or file: the run's own; any other folder is one; a broker elsewhere is refused."""
+    monkeypatch.chdir(tmp_path)
+    config = load([str(DEMO)], ["run.id=mine"])
+    folder = tmp_path / "runs/mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(plain_json(asdict(config)), "utf-8")
+    for name, place in (
+        ("runs/mine", "runs/mine/broker"),
+        (str(DEMO), "runs/demo/broker"),
+        ("own", "own"),
+        ("", "runs/broker"),
+    ):
+        assert 1 == main(["broker", "status", *shlex.split(name)])
+        assert f"no broker runs in {place}\n" == capsys.readouterr().out
+    other = load([str(DEMO)], ["broker.bootstrap=far:9092"])
+    (folder / "config.json").write_text(plain_json(asdict(other)), "utf-8")
+    assert 78 == main(["broker", "stop", "runs/mine"])
+    assert "broker.bootstrap names far:9092, which is not ours" in capsys.readouterr().err
