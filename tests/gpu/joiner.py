@@ -59,7 +59,7 @@ def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
         words += [f"data.{name}={args.base}/{name}.jsonl" for name in ("train", "held_out")]
         words += [f"model.path={args.base}/model", "prompts.evaluate_every=0", *SCARCE]
     words += ON_CPU if args.cpu else ()
-    words += ["rollout.workers=1"] if args.built_in else []
+    words += ["rollout.workers=1", "demo.kills=[]"] if args.built_in else []
     return files, [*words, *(word.removeprefix("--") for word in args.overrides)]
 
 
@@ -70,13 +70,17 @@ class Watched:
         self._run, self._until_s = run, until_s
 
     def wait(self, what: str, found: Any) -> None:
-        """Until `found(log)`; a deadline names what was waited for."""
+        """Until `found(log)`; a deadline names what was waited for, and what stood in the way."""
+        why: Exception | str = "it is not in the log"
         while True:
             if time.monotonic() > self._until_s:
-                raise TimeoutError(f"{what} was not there in time")
-            with contextlib.suppress(Exception), open_run(self._run) as log:  # not there yet
-                if found(log):
-                    return
+                raise TimeoutError(f"{what} was not there in time: {why}")
+            try:
+                with open_run(self._run) as log:
+                    if found(log):
+                        return
+            except Exception as err:  # noqa: BLE001 - there is no run yet, or no broker
+                why = err
             time.sleep(POLL_S)
 
     def steps(self, number: int) -> None:
