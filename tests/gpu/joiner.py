@@ -1,8 +1,8 @@
 """A rollout worker joins a live run with a model server of its own, on another GPU, and leaves it.
 
     python -m tests.gpu.joiner --base runs/pretrained-base --folder runs/join --out joiner.json
-    python -m tests.gpu.joiner --demo --cpu --python .venv-vllm/bin/python --steps 30 --out cpu.json
-    python -m tests.gpu.joiner --demo --built-in --steps 30 --out toy.json    # without a server
+    python -m tests.gpu.joiner --demo --cpu --python .venv-vllm/bin/python --out cpu.json
+    python -m tests.gpu.joiner --demo --built-in --out toy.json    # without a server
 
 `rlstreams up` with everything on the first GPU; after `--joins` steps `worker server --join` on the
 second and `worker rollout --join` with its address, as infra/docs/several-hosts.md has it; after as
@@ -218,7 +218,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/join"))
     parser.add_argument("--python", default="", help="of the servers' environment")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=1000, help="at most: it ends once all is seen")
     parser.add_argument("--joins", type=int, default=8, help="after so many steps; leaves as later")
     parser.add_argument("--limit-s", type=float, default=540.0)
     parser.add_argument("--out", type=Path, required=True)
@@ -241,13 +241,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Path(config.folder)
     told: dict[str, Any] = {"hardware": hardware(), "overrides": words}
     status: list[int] = []
-    thread = threading.Thread(
-        target=lambda: status.append(run_it(files, words, run, args.limit_s)), daemon=True
-    )
+    enough = threading.Event()  # more steps say nothing about it
+
+    def work() -> None:
+        status.append(run_it(files, words, run, args.limit_s, enough=enough))
+
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         scenario(args, run, told)
+        time.sleep(AROUND_S)  # who stays takes over
     finally:
+        enough.set()
         thread.join(args.limit_s + LEAVES_S)
         told["status"] = status[0] if status else None
         found = told_by_the_log(config)

@@ -206,8 +206,8 @@ def test_a_pause_of_the_others_is_told_from_their_pace() -> None:
 @pytest.mark.slow
 def test_a_worker_joins_and_leaves_and_nobody_pauses(tmp_path: Path) -> None:
     """As on GPUs, with the built-in engine; the status says that the others went on."""
-    out, words = tmp_path / "out.json", ["--demo", "--built-in", "--steps", "30", "--joins", "6"]
-    run("joiner", [*words, "--folder", str(tmp_path), "--limit-s", "200", "--out", str(out)], 300)
+    out, words = tmp_path / "out.json", ["--demo", "--built-in", "--joins", "6"]
+    run("joiner", [*words, "--folder", str(tmp_path), "--limit-s", "280", "--out", str(out)], 400)
     found = json.loads(out.read_text(encoding="utf-8"))
     assert [0] == found["statuses"]
     assert found["joiner"]["samples"] > 0
