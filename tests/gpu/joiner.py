@@ -1,8 +1,8 @@
 """A rollout worker joins a live run with a model server of its own, on another GPU, and leaves it.
 
     python -m tests.gpu.joiner --base runs/pretrained-base --folder runs/join --out joiner.json
-    python -m tests.gpu.joiner --demo --cpu --python .venv-vllm/bin/python --steps 30 --out cpu.json
-    python -m tests.gpu.joiner --demo --built-in --steps 30 --out toy.json    # without a server
+    python -m tests.gpu.joiner --demo --cpu --python .venv-vllm/bin/python --out cpu.json
+    python -m tests.gpu.joiner --demo --built-in --out toy.json    # without a server
 
 `rlstreams up` with everything on the first GPU; after `--joins` steps `worker server --join` on the
 second and `worker rollout --join` with its address, as infra/docs/several-hosts.md has it; after as
@@ -59,7 +59,7 @@ def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
         words += [f"data.{name}={args.base}/{name}.jsonl" for name in ("train", "held_out")]
         words += [f"model.path={args.base}/model", "prompts.evaluate_every=0", *SCARCE]
     words += ON_CPU if args.cpu else ()
-    words += ["rollout.workers=1"] if args.built_in else []
+    words += ["rollout.workers=1", "demo.kills=[]"] if args.built_in else []
     return files, [*words, *(word.removeprefix("--") for word in args.overrides)]
 
 
@@ -70,13 +70,17 @@ class Watched:
         self._run, self._until_s = run, until_s
 
     def wait(self, what: str, found: Any) -> None:
-        """Until `found(log)`; a deadline names what was waited for."""
+        """Until `found(log)`; a deadline names what was waited for, and what stood in the way."""
+        why: Exception | str = "it is not in the log"
         while True:
             if time.monotonic() > self._until_s:
-                raise TimeoutError(f"{what} was not there in time")
-            with contextlib.suppress(Exception), open_run(self._run) as log:  # not there yet
-                if found(log):
-                    return
+                raise TimeoutError(f"{what} was not there in time: {why}")
+            try:
+                with open_run(self._run) as log:
+                    if found(log):
+                        return
+            except Exception as err:  # noqa: BLE001 - there is no run yet, or no broker
+                why = err
             time.sleep(POLL_S)
 
     def steps(self, number: int) -> None:
@@ -214,7 +218,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/join"))
     parser.add_argument("--python", default="", help="of the servers' environment")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=1000, help="at most: it ends once all is seen")
     parser.add_argument("--joins", type=int, default=8, help="after so many steps; leaves as later")
     parser.add_argument("--limit-s", type=float, default=540.0)
     parser.add_argument("--out", type=Path, required=True)
@@ -237,13 +241,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Path(config.folder)
     told: dict[str, Any] = {"hardware": hardware(), "overrides": words}
     status: list[int] = []
-    thread = threading.Thread(
-        target=lambda: status.append(run_it(files, words, run, args.limit_s)), daemon=True
-    )
+    enough = threading.Event()  # more steps say nothing about it
+
+    def work() -> None:
+        status.append(run_it(files, words, run, args.limit_s, enough=enough))
+
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         scenario(args, run, told)
+        time.sleep(AROUND_S)  # who stays takes over
     finally:
+        enough.set()
         thread.join(args.limit_s + LEAVES_S)
         told["status"] = status[0] if status else None
         found = told_by_the_log(config)

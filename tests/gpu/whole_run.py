@@ -21,6 +21,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -75,8 +76,14 @@ def run_it(
     folder: Path,
     limit_s: float,
     command: Sequence[str] = ("rlstreams", "up"),
+    enough: threading.Event | None = None,
 ) -> int:
-    """`rlstreams up`, or another program; its status. What it says is shown and kept."""
+    """`rlstreams up`, or another program; its status. What it says is shown and kept.
+
+    Args:
+        limit_s: then it is interrupted, drains and sums up; the status is 124.
+        enough: the same, once this is set; the status is its own.
+    """
     words = [*command, *map(str, files), *(f"--{word}" for word in overrides)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
@@ -100,15 +107,16 @@ def ended(
             env=environment,
             start_new_session=True,
         )
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # it drains and sums up
+        until_s = time.monotonic() + limit_s
+        while time.monotonic() < until_s and not (enough and enough.is_set()):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            return 124
+                return process.wait(1)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait() if enough and enough.is_set() else 124
 
 
 def loaded_events(bus: Bus) -> Iterator[PolicyLoaded]:

@@ -72,8 +72,8 @@ async def test_a_running_server_that_hangs_is_shut_and_named(
         assert not engine.wants(world.publish(1))
         assert server.url in engine.trouble
         assert re.search(f"a pull broke off, and it {SILENT[0]}|{SILENT[1]}", engine.trouble)
-        looks = server.num_looks
-        await until(lambda: server.num_looks > looks + 1, "it is not looked at")
+        looks = server.heard["/health"]
+        await until(lambda: server.heard["/health"] > looks + 1, "it is not looked at")
         assert not up(engine)
         server.kill()
         server.restart()

@@ -210,17 +210,6 @@ def test_a_pause_of_the_others_is_told_from_their_pace() -> None:
     assert 0 == joiner.pauses([*steady, 55_000.0, 57_000.0], periods)["others_paused"]
 
 
-@pytest.mark.slow
-def test_a_worker_joins_and_leaves_and_nobody_pauses(tmp_path: Path) -> None:
-    """As on GPUs, with the built-in engine; the status says that the others went on."""
-    out, words = tmp_path / "out.json", ["--demo", "--built-in", "--steps", "30", "--joins", "6"]
-    run("joiner", [*words, "--folder", str(tmp_path), "--limit-s", "200", "--out", str(out)], 300)
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert [0] == found["statuses"]
-    assert found["joiner"]["samples"] > 0
-    assert 0 == found["joiner"]["others_paused"]
-
-
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_drawn_of_each_recorded_result(name: str, tmp_path: Path) -> None:
     """Of the newest; what a later script writes must not leave its picture behind."""

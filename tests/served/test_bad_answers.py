@@ -244,8 +244,8 @@ async def test_a_server_that_breaks_off_while_it_is_looked_at_goes_on(world: Wor
     async with world.engine(silent_s=60.0) as engine:
         await engine.pull(world.publish(0), world.channel)
         server.slow_routes["/health"] = 0.2
-        seen = server.num_looks
-        await until(lambda: server.num_looks > seen, "nobody looks")
+        seen = server.heard["/health"]
+        await until(lambda: server.heard["/health"] > seen, "nobody looks")
         server.breaks_off = True
         with pytest.raises(EngineError, match="connection failed"):
             await collect(engine, request())

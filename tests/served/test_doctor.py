@@ -180,7 +180,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_error(world: World) -> 
     server, gone = world.serve(), f"http://127.0.0.1:{free_port()}"
     check = named(config_of(world.folder, urls(gone)), "engine.urls")
     assert check.level is Level.FAIL
-    assert check.found.startswith(f"server {gone}: GET /openapi.json: connection failed: ")
+    assert check.found.startswith(f"server {gone}: GET /workers: connection failed: ")
     assert "rlstreams config server vllm CONFIG" in check.advice
     levels = [c.level for c in found(config_of(world.folder, urls(gone, server)))]
     assert [Level.WARN, Level.OK] == levels
@@ -199,4 +199,4 @@ def test_a_server_that_hangs_costs_the_deadline(
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         check = named(config_of(world.folder, urls(url)), "engine.urls")
-    assert f"server {url}: GET /openapi.json: no answer within 0.2 s" == check.found
+    assert f"server {url}: GET /workers: no answer within 0.2 s" == check.found

@@ -28,8 +28,8 @@ async def until_sampling(server: FakeServer) -> None:
 async def until_passed_by(engine: ServedEngine, server: FakeServer) -> None:
     """Until a request waits, and went on waiting when the server was looked at again."""
     await until(lambda: bool(engine._num_waiting), "it does not wait")
-    seen = server.num_looks
-    await until(lambda: server.num_looks > seen + 1, "nobody looks")
+    seen = server.heard["/health"]
+    await until(lambda: server.heard["/health"] > seen + 1, "nobody looks")
 
 
 @pytest.mark.parametrize("flavour", VERSIONS)

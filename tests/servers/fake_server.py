@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,7 +32,7 @@ _LOADING = (
     "/update_weights_from_tensor",
 )
 # What a front end answers by itself, whatever its engine does.
-_FRONT = ("/health", "/openapi.json", "/version", "/v1/models", "/get_world_size")
+_FRONT = ("/health", "/openapi.json", "/version", "/v1/models", "/get_world_size", "/workers")
 # The first and the third name versions themselves, the second by our plugin's records.
 TELLING = ("vllm-0.32.0", "vllm-0.25.1", "sglang-0.5.23")
 VERSIONS = (*TELLING, "sglang-0.5.17")
@@ -57,7 +58,7 @@ class FakeServer:
         self.core = MarkovServer(step_s=step_s)
         self.asked: list[Answer] = []  # bodies of generate requests
         self.called: list[str] = []  # control routes, with query
-        self.num_looks = 0  # requests of /health that came in
+        self.heard: Counter[str] = Counter()  # requests that came in, by path
         self.spoil: Spoil | None = None  # of generate's answers
         self.statuses: list[int] = []  # of the next generate requests, instead of an answer
         self.ranks = self.replicas = 1  # what it says of its processes
@@ -143,7 +144,7 @@ class FakeServer:
     @web.middleware
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         path = request.path
-        self.num_looks += path == "/health"
+        self.heard[path] += 1
         if path not in (
             "/generate",
             "/inference/v1/generate",

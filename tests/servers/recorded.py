@@ -148,6 +148,8 @@ class Replay(Served):
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/health":
             return web.Response()
+        if request.path == "/workers":  # of routers alone: no server's description lists it
+            return web.Response(status=404)
         content = await request.read()
         key = key_of(request.method, request.path_qs, json.loads(content) if content else None)
         answers = self._answers.get(key)

@@ -137,7 +137,7 @@ async def _met(config: RunConfig, urls: Sequence[str]) -> list[tuple[Check, bool
 
 
 async def _server(config: RunConfig, url: str) -> tuple[Check, bool]:
-    from rlstreams.workers.engines.served.facts import Kind, ask_usable, untested
+    from rlstreams.workers.engines.served.facts import Kind, RouterError, ask_usable, untested
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
     kind, http = Kind(config.rollout.engine), ServerHttp(url)
@@ -146,6 +146,8 @@ async def _server(config: RunConfig, url: str) -> tuple[Check, bool]:
         facts = await ask_usable(http, kind, ASK_S, allow_untested=config.engine.allow_untested)
     except ServerGoneError as err:
         return warn(name, str(err), f"{start}, or correct engine.urls"), False
+    except RouterError as err:
+        return fail(name, str(err), err.cure), False
     except ServerError as err:
         if err.status >= 500:  # it, or a proxy in front of it, is not ready yet
             return warn(name, str(err), "wait until it is ready, or see its log"), False

@@ -50,6 +50,9 @@ COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
         "weights.channel",
     ),
 }
+_OF_A_LIBRARY = frozenset(
+    {"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"}
+)  # fields of a `config.json`
 _CHANNEL = "weights.channel"  # a worker that cannot be sent to may follow the run's store
 OF_A_HOST = frozenset(
     {
@@ -109,6 +112,12 @@ def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
     here, there = tokenizer_hash(config.model.path), claim.hashes.get("tokenizer")
     if here and there and here != there:
         found.append(f"the tokenizer has SHA-256 {here[:12]} here and {there[:12]} there")
+    here, there = shape_hash(config.model.path), claim.hashes.get("shape")
+    if here and there and here != there:
+        found.append(
+            f"the model's shape and end tokens (config.json, generation_config.json) have SHA-256 "
+            f"{here[:12]} here and {there[:12]} there"
+        )
     return "; ".join(found)
 
 
@@ -264,6 +273,32 @@ def tokenizer_hash(model_path: str) -> str:
         return ""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def shape_hash(model_path: str) -> str:
+    """SHA-256 of what a model's folder says of how its weights are used, and of what ends an
+    answer, hexadecimal; empty without a `config.json` that can be read.
+
+    Not of what a library writes of itself, and of types that `model.dtype` decides.
+    """
+    folder, found = model_folder(model_path) if model_path else None, []
+    for name in ("config.json", "generation_config.json"):
+        try:
+            found.append(json.loads((folder / name).read_bytes()) if folder else None)
+        except (OSError, ValueError):
+            found.append(None)
+    config, generation = found
+    if not isinstance(config, dict):
+        return ""
+    ends = generation.get("eos_token_id") if isinstance(generation, dict) else None
+    text = json.dumps([_without(config, _OF_A_LIBRARY), ends], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without(tree: Any, names: frozenset[str]) -> Any:  # noqa: ANN401
+    if not isinstance(tree, dict):
+        return tree
+    return {key: _without(value, names) for key, value in tree.items() if key not in names}
 
 
 def _values(tree: Mapping[str, Any], role: str) -> Iterator[tuple[str, object]]:

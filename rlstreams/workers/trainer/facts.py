@@ -16,7 +16,12 @@ from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, TOPICS
 from rlstreams.workers.config.load import from_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.loop.agreement import other_files_text, tokenizer_hash, user_code_hashes
+from rlstreams.workers.loop.agreement import (
+    other_files_text,
+    shape_hash,
+    tokenizer_hash,
+    user_code_hashes,
+)
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import commit, host_name, library_versions
@@ -175,10 +180,11 @@ def _check_fresh(context: Context, bus: Bus, ledger: Ledger) -> None:
 
 
 def hashes_of(config: RunConfig) -> dict[str, str]:
-    """Hashes of data, tokenizer and user code, as a claim has them."""
-    hashes = data_hashes(config.data) | user_code_hashes(config)
-    tokenizer = tokenizer_hash(config.model.path)
-    return hashes | ({"tokenizer": tokenizer} if tokenizer else {})
+    """Hashes of data, tokenizer, the model's shape and user code, as a claim has them."""
+    path = config.model.path
+    of_model = {"tokenizer": tokenizer_hash(path), "shape": shape_hash(path)}
+    of_files = data_hashes(config.data) | user_code_hashes(config)
+    return of_files | {name: digest for name, digest in of_model.items() if digest}
 
 
 def versions(numerics: Numerics) -> dict[str, str]:

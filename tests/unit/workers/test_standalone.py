@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +15,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.workers.config.load import resolved_json
+from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.loop import agreement, compared, host, standalone
@@ -34,6 +36,7 @@ from rlstreams.workers.trainer import facts
 from tests import factories
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.roles.stand import EXAMPLE
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
 
 OURS = RunConfig()
@@ -150,6 +153,34 @@ def test_what_is_a_host_s_own_may_differ() -> None:
     here = replace(OURS, reward=reward, rollout=replace(OURS.rollout, slots=8, device="cuda:1"))
     claim = factories.trainer_started(config=resolved_json(replace(OURS, reward=theirs)), hashes={})
     assert "" == disagreement(here, "rollout", claim)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "is_other"),
+    [
+        ("config.json", {"rope_theta": 1.5}, True),
+        ("config.json", {"transformers_version": "0.1", "torch_dtype": "float16"}, False),
+        ("generation_config.json", {"eos_token_id": [2, 7]}, True),
+        ("generation_config.json", {"temperature": 0.1}, False),
+    ],
+)
+def test_another_model_under_the_same_tokenizer_is_refused_with_both_hashes(
+    tmp_path: Path, file: str, changes: dict[str, object], *, is_other: bool
+) -> None:
+    """Its weights are pulled and would fit; what it computes of them, or where it ends, would not
+    be the run's. What a library writes of itself says nothing."""
+    shutil.copytree(EXAMPLE.parent / "demo/model", tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=3))
+    theirs = load([EXAMPLE])
+    ours = replace(theirs, model=replace(theirs.model, path=str(tmp_path / "model")))
+    hashes = facts.hashes_of(theirs)
+    claim = factories.trainer_started(config=resolved_json(theirs), hashes=hashes)
+    told = disagreement(ours, "rollout", claim)
+    assert is_other == bool(told)
+    if is_other:
+        both = (agreement.shape_hash(ours.model.path)[:12], hashes["shape"][:12])
+        assert "have SHA-256 {} here and {} there".format(*both) in told
 
 
 def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
     NEEDED,
     Kind,
+    RouterError,
     ServerFacts,
     ask_facts,
     ask_ranks,
     missing,
+    refuse_router,
     too_old,
     untested,
 )
@@ -56,7 +58,10 @@ async def check_server(url: str) -> tuple[Finding, ...]:
     http = ServerHttp(url)
     try:
         try:
+            await refuse_router(http, ASK_S)
             facts = await ask_facts(http, ASK_S)
+        except RouterError as err:
+            return (Finding("server", Weight.BROKEN, str(err), err.cure),)
         except ServerError as err:
             return (Finding("server", Weight.BROKEN, str(err), START),)
         plugin = await _vllm_plugin(http) if facts.kind is Kind.VLLM else _sglang_plugin(facts)

@@ -7,7 +7,7 @@ older than all that were run is refused; any other is tried, and must have every
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -24,6 +24,19 @@ _LOOKED_AT = (
     "what a start and a run look at: its routes and ranks, the checksum of each version in it, "
     "and before each step whether its log-probs and the scorer's agree (guard)"
 )
+
+
+class RouterError(ServerError):
+    """It is a router in front of servers; `cure` says what to name instead."""
+
+    def __init__(self, url: str, servers: Sequence[str]) -> None:
+        listed = ", ".join(servers) or "none yet"
+        super().__init__(
+            f"server {url} is a router (its /workers lists {listed}), which passes a pull on to "
+            "one of its servers or to none: the others would sample with weights of no version"
+        )
+        named = ", ".join(f'"{server}"' for server in servers) or '"http://host:port", ...'
+        self.cure = f"set engine.urls = [{named}]: a worker chooses among them itself"
 
 
 class Kind(StrEnum):
@@ -159,9 +172,10 @@ async def ask_usable(
     """Facts of the server at `http`, if a run with `rollout.engine = KIND` can use it.
 
     Raises:
-        ServerError: as `ask_facts`, or it is of another kind, too old, or of a version that was
-            not run before and lacks a needed route.
+        ServerError: as `ask_facts`, or it is a router, of another kind, too old, or of a version that
+            was not run before and lacks a needed route.
     """
+    await refuse_router(http, deadline_s)
     facts = await ask_facts(http, deadline_s)
     if facts.kind is not kind:
         raise ServerError(f"server {http.url} is {facts.name}, but rollout.engine is {kind}")
@@ -174,6 +188,27 @@ async def ask_usable(
                 f"{lack}; {needed.cure}, or install {to_install(kind)}"
             )
     return facts
+
+
+async def refuse_router(http: ServerHttp, deadline_s: float) -> None:
+    """Return if no router of vLLM or SGLang answers at `http`.
+
+    vLLM's passes all that it does not know on to one server after the other, its description too:
+    but for this route it looks as a server does.
+
+    Raises:
+        RouterError: one does.
+        ServerGoneError: nothing answers.
+    """
+    try:
+        found = await http.get("/workers", deadline_s)
+    except ServerGoneError:
+        raise
+    except ServerError:
+        return  # a server has no such route
+    if isinstance(found, dict) and isinstance(listed := found.get("workers"), list):
+        urls = (one.get("url") for one in listed if isinstance(one, dict))
+        raise RouterError(http.url, sorted(str(url) for url in urls if url))
 
 
 async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 
-from rlstreams.workers.engines.served.facts import untested
+from rlstreams.workers.engines.served.facts import RouterError, untested
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.server import Look, Server
 from rlstreams.workers.engines.served.settings import ServedSettings
@@ -103,7 +103,8 @@ class HealthMonitor:
             await server.meet()
         except ServerError as err:
             if not isinstance(err, ServerGoneError) and err.status < 500:
-                self._fail(str(err))  # it answers, but is not usable
+                cure = f"; {err.cure}" if isinstance(err, RouterError) else ""
+                self._fail(f"{err}{cure}")  # it answers, but is not usable
             elif isinstance(err, ServerGoneError) and await self._still_listens():
                 server.lose(f"it listens and does not answer: {err}", hangs=True)
             return  # else the server, or a proxy in front of it, is not ready yet
