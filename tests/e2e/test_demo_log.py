@@ -67,7 +67,7 @@ def test_the_trained_model_comes_out(
 
     lines = finished_run[1].stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("model:")]
-    done = looked_at.run(*shlex.split(line)[1:])
+    done = looked_at.here(*shlex.split(line)[1:])
     assert 0 == done.returncode, done.stdout
     out = looked_at.folder / "runs/demo/export"
     facts = json.loads((out / "rlstreams.json").read_text("utf-8"))
