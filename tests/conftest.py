@@ -97,7 +97,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn(_scope(item.nodeid)))
 
 
-# What shares a run or a model server shares a worker of pytest-xdist; all else goes by the file.
+# What shares a run, a model server or the process that ranks are forked from shares a worker of
+# pytest-xdist; all else goes by the file.
 _SHARES = {
     "a model server": (
         "contract/test_engine.py",
@@ -111,11 +112,26 @@ _SHARES = {
         "e2e/test_replay.py",
         "test_readme.py",
     ),
-}
+    "ranks": tuple(
+        f"heavy/trainer/test_{name}.py"
+        for name in (
+            "context", "megatron_ranks", "mesh_losses", "packed_ranks", "parallel",
+            "parallel_adapters", "parallel_deaths", "rank_hosts", "rank_network", "rank_scorer",
+            "turns",
+        )
+    ),
+}  # fmt: skip
 _SHARED = {f"tests/{file}": shared for shared, files in _SHARES.items() for file in files}
 # Longest first, so that workers end together. The first of these wait for processes.
-_WAITING = (*_SHARES, *(f"tests/{name}/" for name in ("e2e", "integration", "faults", "contract")))
-_TURNS = (*_WAITING, *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served", "")))
+_WAITING = (
+    *("a model server", "a finished run"),
+    *(f"tests/{name}/" for name in ("e2e", "integration", "faults", "contract")),
+)
+_COMPUTING = (
+    "ranks",
+    *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served", "")),
+)
+_TURNS = (*_WAITING, *_COMPUTING)
 _LAST = ("tests/cluster/", "tests/hosts/")  # they cost CPU while they idle
 _NUM_WAITING = 2  # workers that begin with what waits
 

@@ -28,6 +28,7 @@ PAGES = {
     for path in (README, *sorted((ROOT / "infra/docs").glob("*.md")))
 }
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([\w-]+))?\)")
+COMPUTES = re.compile(r"python (infra/examples/\S+\.py.*)\n")  # examples that need torch
 LONGEST_README = 180  # lines: it is a first page
 
 each_page = pytest.mark.parametrize("page", PAGES)
@@ -154,7 +155,10 @@ def test_the_block_runs(shown: Block, looked_at: Workspace, tmp_path: Path) -> N
     # `doctor` is for what has not begun: beside a broker that runs it compares the run's topics.
     is_before = shown.first_line.startswith("rlstreams doctor")
     workspace = Workspace(tmp_path) if is_before else looked_at
-    done = workspace.run(*where, *command, shown.text, timeout_s=COMMAND_S)
+    if script := COMPUTES.fullmatch(shown.text):
+        done = workspace.here(*script[1].split())
+    else:
+        done = workspace.run(*where, *command, shown.text, timeout_s=COMMAND_S)
     assert 0 == done.returncode, done.stdout
 
 

@@ -47,7 +47,8 @@ E = TypeVar("E", bound=Engine)
 DEMO_MODEL = Path(__file__).parents[2] / "infra" / "examples" / "demo" / "model"
 DEMO_KINDS = ("builtin", "vllm")  # what samples from the demo's model
 KINDS = ("fake", "builtin")
-REAL = pytest.param("vllm", marks=pytest.mark.vllm)
+# By day `test_vllm_logprobs` and `test_vllm_records` ask the real one.
+REAL = pytest.param("vllm", marks=(pytest.mark.vllm, pytest.mark.slow))
 SERVED = VERSIONS  # of the stand-in server, each behind the adapter of its kind
 
 

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from rlstreams import open_run
 from rlstreams.schemas.events import ControlState, WorkerReport
 from rlstreams.streams.workers import JOINED_FROM
@@ -25,6 +27,7 @@ ROLES = ("prompts", "rollout", "logprob", "trainer")
 STARTED = ("prompts", "rollout", "trainer", "joined", "logprob")
 
 
+@pytest.mark.slow
 def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
     """To its end; each role says what it does, the trainer how each step went. A further rollout
     worker joins from a folder without files, and is not counted by who scales."""

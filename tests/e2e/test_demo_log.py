@@ -45,6 +45,16 @@ def test_both_log_prob_workers_score(looked_at: Workspace) -> None:
     }
 
 
+def test_the_answers_to_look_at_next_are_shown(
+    looked_at: Workspace, finished_run: tuple[Workspace, subprocess.CompletedProcess[str]]
+) -> None:
+    """By the line that `up` ended with."""
+    *_, answers, _ = finished_run[1].stdout.splitlines()
+    assert "rlstreams inspect" in answers
+    done = looked_at.run(*shlex.split(answers))
+    assert 0 == done.returncode, done.stdout
+
+
 def test_an_independent_judge_agrees(looked_at: Workspace) -> None:
     """Written from the README of the schemas alone; with the run's password, behind three kills."""
     report = audit(looked_at)
@@ -67,7 +77,7 @@ def test_the_trained_model_comes_out(
 
     lines = finished_run[1].stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("model:")]
-    done = looked_at.run(*shlex.split(line)[1:])
+    done = looked_at.here(*shlex.split(line)[1:])
     assert 0 == done.returncode, done.stdout
     out = looked_at.folder / "runs/demo/export"
     facts = json.loads((out / "rlstreams.json").read_text("utf-8"))

@@ -124,10 +124,11 @@ def hung_up(workspace: Workspace, drained: Stopped) -> Stopped:
 
 
 @pytest.fixture(scope="module")
-def orphaned(workspace: Workspace, drained: Stopped) -> Stopped:
-    """Resumed, and `up` killed after a step: only its children can end themselves. By `make
-    test-long` this is the third stop, for tests run in the order of this file."""
-    started = workspace.start_up(*WORDS, "--resume")
+def orphaned(workspace: Workspace) -> Stopped:
+    """`up` killed after a step: only its children can end themselves. By `make test-long` this is
+    the third stop of a run that is resumed, for tests run in the order of this file."""
+    has_begun = (workspace.folder / "runs/demo").exists()
+    started = workspace.start_up(*WORDS, *["--resume"] * has_begun)
     started.wait_for_step(1)  # each drain has made a few, too
     started.signal(signal.SIGKILL)
     since_s = time.monotonic()
@@ -143,6 +144,7 @@ def without_java(workspace: Workspace) -> dict[int, str]:
     return {pid: name for pid, name in workspace.processes().items() if name != "java"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_drains_and_says_how_to_go_on(drained: Stopped) -> None:
     """What was asked is done: status 0; the log is whole, and the way on is named."""
     assert 0 == drained.status
@@ -151,6 +153,7 @@ def test_ctrl_c_drains_and_says_how_to_go_on(drained: Stopped) -> None:
     assert "--resume" in drained.output.splitlines()[-4]  # before web, inspect and audit
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nobody_behind(drained: Stopped) -> None:
     assert {} == drained.left
 

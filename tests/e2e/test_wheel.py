@@ -13,6 +13,14 @@ from tests.e2e.installed import Installed
 from tests.readme_blocks import blocks
 
 TUTORIAL = ROOT / "infra/docs/tutorial.md"
+PACKAGED = """
+from rlstreams.workers.config.load import load
+from rlstreams.workers.config.packaged import example
+from rlstreams.workers.dataset.open import first_rows
+config = load([example("demo.toml")], [])
+assert (example("demo/model") / "model.safetensors").is_file()
+assert len(first_rows(config.data, "data.train", 3)) == 3
+"""
 _ACCURACY = re.compile(
     r"held-out \w+ from (\d\.\d\d) \(version 0\) to (\d\.\d\d) \(version (\d+)\)"
 )
@@ -75,14 +83,35 @@ def test_the_tutorial_leads_to_a_result(installed: Installed, tmp_path: Path) ->
     assert ([2e-4], [1e-4] * 10) == (rates[39:40], rates[40:])
 
 
-def test_the_demo_needs_no_files(installed: Installed, tmp_path: Path) -> None:
-    """Twice, beside a user's modules with the names of our folders; each run has its own name."""
-    (tmp_path / "runs/demo").mkdir(parents=True)
+@pytest.fixture
+def among_strangers(tmp_path: Path) -> Path:
+    """A folder with a user's modules that have the names of our folders: `python -m` puts it first
+    on the path."""
     for stranger in ("schemas.py", "workers/__init__.py", "streams/__init__.py"):
         (tmp_path / stranger).parent.mkdir(exist_ok=True)
         (tmp_path / stranger).write_text("raise RuntimeError('a stranger was imported')\n", "utf-8")
+    return tmp_path
+
+
+def test_a_broker_and_a_configuration_need_no_files(
+    installed: Installed, among_strangers: Path
+) -> None:
+    """The wheel has the broker's `jars.lock` and the demo; no stranger is imported."""
     assert {"rlstreams"} == installed.packages
-    # `python -m` puts the working folder first on the path, where the strangers are.
+    for words in (
+        ("-m", "rlstreams", "broker", "start", "--dir", "broker"),
+        ("-m", "rlstreams", "broker", "stop", "--dir", "broker"),
+        ("-c", PACKAGED),
+    ):
+        done = installed.run(among_strangers, "python", *words)
+        assert 0 == done.returncode, done.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_needs_no_files(installed: Installed, among_strangers: Path) -> None:
+    """Beside a run of the same name: each has its own."""
+    tmp_path = among_strangers
+    (tmp_path / "runs/demo").mkdir(parents=True)
     demo = ("python", "-m", "rlstreams", "demo", "--steps", "3", "--prompts.evaluate_rows=8")
     done = installed.run(tmp_path, *demo)
     assert 0 == done.returncode, done.stdout

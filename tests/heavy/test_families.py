@@ -35,6 +35,11 @@ from tests.unit.trainer.trainer_builders import batch_of, random_samples
 TOLERANCE = 1e-4  # nats
 PROMPTS = ([1, 5, 9, 20, 30, 7, 8], [4], [3, 3, 40, 41, 11])
 NEW_TOKENS = 14  # more than any family's window
+# Dense, with windows, with experts whose routes are recorded or not, with a state; all at night.
+LEARN_BY_DAY = (
+    "Qwen3ForCausalLM", "Gemma3ForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM",
+    "Qwen3NextForCausalLM",
+)  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
@@ -112,7 +117,13 @@ async def test_a_family_samples_and_is_scored_as_its_library_says(
     assert [name in families.MOE] * len(PROMPTS) == recorded
 
 
-@pytest.mark.parametrize("name", [*families.SAMPLED, *families.STATEFUL])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in LEARN_BY_DAY else pytest.mark.slow)
+        for name in (*families.SAMPLED, *families.STATEFUL)
+    ],
+)
 def test_a_family_learns_the_same_twice(name: str, tmp_path: Path) -> None:
     """Two optimizer steps change the weights, and give the same bits when done again."""
     folder = families.make(name, tmp_path)

@@ -24,7 +24,7 @@ from tests.waiting import until
 
 FLAVOURS = ("vllm-0.32.0", "sglang-0.5.17")
 LONG_S = 60.0
-SHORT_S = 2.0  # of what is known to hang, and of what comes before
+SHORT_S = 0.5  # of what is known to hang, and of what comes before
 
 # Who hears it first: the pull, or the looks at an engine behind a front end that answers.
 SILENT = ("does not answer since", "engine did not answer")

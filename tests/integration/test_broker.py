@@ -56,33 +56,12 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
     assert formatted_at == (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
 
 
-def test_damaged_files_are_put_back_or_named_with_the_cure(own_broker: EmbeddedBroker) -> None:
-    """The file that names the cluster from a copy; a checkpoint by its path, and it can go."""
-    state = own_broker.start()
-    _write(state.bootstrap, "kept", [b"one"])
-    own_broker.stop()
-    data = own_broker.folder / "data"
-    checkpoint = data / "kept-0" / "leader-epoch-checkpoint"
-    checkpoint.write_text("0\nnonsense\n")
-    with pytest.raises(BrokerError, match=rf"{checkpoint} is damaged; remove it, and start again"):
-        own_broker.start()
-    checkpoint.unlink()
-    (data / "meta.properties").unlink()
-    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
-    own_broker.stop()
-    for file in (data / "meta.properties", own_broker.folder / "meta.properties"):
-        file.unlink()
-    with pytest.raises(ConfigError, match=r"meta\.properties is gone, which says of which cluster"):
-        own_broker.start()
-
-
-def test_a_folder_in_use_a_clean_stop_and_a_state_that_was_lost(
+def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
     own_broker: EmbeddedBroker,
 ) -> None:
-    """A second start is refused by name, and what a power cut emptied is made anew.
-
-    The data name their cluster themselves; only the port is another one, perhaps.
-    """
+    """A second start is refused by name; what a power cut emptied is made anew, the file that names
+    the cluster is put back from a copy; of what cannot be mended the error says the path and the
+    cure, or what the broker said before it ended."""
     state = own_broker.start()
     other = EmbeddedBroker(own_broker.folder)
     assert state == other.status() == other.attach_or_start()
@@ -93,19 +72,30 @@ def test_a_folder_in_use_a_clean_stop_and_a_state_that_was_lost(
     assert own_broker.stop() is True
     assert own_broker.status() is None
     assert own_broker.stop() is False
-    assert (own_broker.folder / "data" / ".kafka_cleanshutdown").is_file()
+    data = own_broker.folder / "data"
+    assert (data / ".kafka_cleanshutdown").is_file()
 
     (own_broker.folder / "broker.json").write_text("")
     assert own_broker.status() is None
+    checkpoint = data / "kept-0" / "leader-epoch-checkpoint"
+    checkpoint.write_text("0\nnonsense\n")
+    with pytest.raises(BrokerError, match=rf"{checkpoint} is damaged; remove it, and start again"):
+        own_broker.start()
+    checkpoint.unlink()
+    properties = data / "meta.properties"
+    properties.unlink()
     assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
 
     own_broker.stop()
-    properties = own_broker.folder / "data" / "meta.properties"
     text = properties.read_text(encoding="utf-8")
     properties.write_text(re.sub("node.id=1", "node.id=7", text), encoding="utf-8")
     with pytest.raises(BrokerError, match=r"(?s)ended while starting.*7"):
-        own_broker.start()  # and what it said before it ended is in the error
+        own_broker.start()
     assert own_broker.status() is None
+    for file in (properties, own_broker.folder / "meta.properties"):
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"meta\.properties is gone, which says of which cluster"):
+        own_broker.start()
 
 
 @pytest.mark.slow

@@ -115,7 +115,9 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP]
+)
 def test_a_puller_lost_in_the_middle_stalls_nobody_beyond_a_deadline(
     stand: Stand, number: signal.Signals
 ) -> None:

@@ -109,7 +109,7 @@ async def test_a_server_that_answers_health_and_nothing_else_is_given_up(
 ) -> None:
     """After `silent_s`, not after the longest request; its requests are asked elsewhere."""
     server = world.serve(flavour)
-    async with world.engine(inside_s=0.05, silent_s=0.3) as engine:
+    async with world.engine(inside_s=0.05, silent_s=0.3, look_s=1.0) as engine:
         await engine.pull(world.publish(0), world.channel)
         running = asyncio.create_task(collect(engine, request()))
         server.is_stuck = True

@@ -28,6 +28,20 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return small_run(tmp_path_factory.mktemp("poisoned"), 0, "inverted and scaled")
 
 
+@pytest.fixture(scope="module")
+def num_before(poisoned: Run) -> int:
+    """Records of the run, before anybody looked for who is to blame."""
+    return num_records(poisoned)
+
+
+@pytest.fixture(scope="module")
+def by_store(poisoned: Run, num_before: int) -> Bisected:
+    """Where it departs, by versions of its weight store: no step is done again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "rebuilt", lambda *_, **__: pytest.fail("a step was done again"))
+        return bisected(poisoned)
+
+
 def blamed(run: Run, steps: range, **options) -> Blamed:
     folders = [run.folder / "checkpoints"]
     return blame(run.opened(), run.config, steps, checkpoints=folders, spelled=NUMBERS, **options)
@@ -39,13 +53,8 @@ def bisected(run: Run) -> Bisected:
     return bisect(run.opened(), run.config, "held-out", band=band, checkpoints=folders)
 
 
-def test_versions_of_the_store_are_those_of_the_steps(
-    poisoned: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_of_the_store_are_those_of_the_steps(poisoned: Run, by_store: Bisected) -> None:
     """With a weight store no step is done again; without it the same versions give the same."""
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "rebuilt", lambda *_, **__: pytest.fail("a step was done again"))
-        by_store = bisected(poisoned)
     store, away = poisoned.folder / "store", poisoned.folder / "away"
     store.rename(away)
     by_steps = bisected(poisoned)
@@ -59,13 +68,11 @@ def num_records(run: Run) -> int:
     return sum(sum(bus.ends(topic.name).values()) for topic in TOPICS)
 
 
-def test_step_and_group_are_named(poisoned: Run) -> None:
+def test_step_and_group_are_named(poisoned: Run, by_store: Bisected, num_before: int) -> None:
     """By versions between two evaluations, then by leaving groups out; nothing is written."""
-    before = num_records(poisoned)
-    found = bisected(poisoned)
-    assert found.departure is not None
-    assert found.departure.point.step in (BAD_STEP, BAD_STEP + 1)
-    assert {BAD_STEP - 2, BAD_STEP - 1} & set(found.again), "no version in between was evaluated"
+    assert by_store.departure is not None
+    assert by_store.departure.point.step in (BAD_STEP, BAD_STEP + 1)
+    assert {BAD_STEP - 2, BAD_STEP - 1} & set(by_store.again), "no version in between was evaluated"
 
     who = blamed(poisoned, SPAN, metric="held_out", at=STEPS)
     assert [poisoned.bad] == [one.name for one in who.to_blame]
@@ -76,7 +83,7 @@ def test_step_and_group_are_named(poisoned: Run) -> None:
     text = "\n".join(lines(who))
     assert f"to blame: {poisoned.bad}" in text
     assert "reward -100" in text
-    assert before == num_records(poisoned)
+    assert num_before == num_records(poisoned)
 
 
 def test_other_rewards_and_other_sets(poisoned: Run) -> None:
@@ -94,7 +101,8 @@ def test_other_rewards_and_other_sets(poisoned: Run) -> None:
     assert {"worker rollout-0", "worker rollout-1"} == {one.name for one in workers.effects}
 
 
-@pytest.mark.parametrize("metric", ["entropy", pytest.param("held_out", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["entropy", "held_out"])
 def test_of_a_clean_run_nobody_is_accused(metric: str, tmp_path: Path) -> None:
     """By any metric of a version, nor by leaving out sets."""
     run = small_run(tmp_path, 1)

@@ -77,7 +77,10 @@ def asked(loss: LossSection) -> Batch:
     ("backend", "layout", "names"),
     [
         ("fsdp2", LayoutSection(), list(LOSSES)),
-        ("fsdp2", LayoutSection(cp=2), ["critic", "teacher of several tokens"]),
+        pytest.param(  # `test_context` has slices of rows by day, under a loss of whole sequences
+            *("fsdp2", LayoutSection(cp=2), ["critic", "teacher of several tokens"]),
+            marks=pytest.mark.slow,
+        ),
         *(
             pytest.param(
                 "megatron",

@@ -30,6 +30,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
+def test_a_silent_rank_is_named_and_ended() -> None:
+    """Stopped, it says nothing, and nobody waits for it for ever."""
+    with closing(Team([""], program=ODD)) as team:
+        team._silent_s = SILENT_S
+        (process,) = team.processes
+        os.kill(process, signal.SIGSTOP)
+        told = rf"rank 1 of the trainer \(process {process}\) has said nothing for 3 s"
+        with pytest.raises(FollowerError, match=told):
+            team.together(lambda: None, "idle")
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_and_ended(folder: Path) -> None:
     """Rank 0 does not wait for it in a collective for ever."""
     with closing(two_ranks(folder)) as trained:

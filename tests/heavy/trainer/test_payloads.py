@@ -132,16 +132,24 @@ def test_a_long_read_is_no_stall_as_long_as_records_come(tmp_path: Path, is_bloc
     trainer.close()
 
 
+@pytest.fixture
+def few_objects() -> None:
+    """What is there by now is not looked through: with torch that takes seconds, each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def living() -> list[object]:
-    """What holds a sample's bytes, of every kind that the trainer makes."""
+    """What holds a sample's bytes, of every kind that the trainer makes; since `few_objects`."""
     gc.collect()
     kinds = (Payload, ScoredTrajectory, Trajectory, MicroBatch, DeadLetter)
     return [found for found in gc.get_objects() if isinstance(found, kinds)]
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) -> None:
     """Trained, dropped, late, a copy or refused: the next step may be minutes away."""
-    before = len(living())
+    assert [] == living()
     log, config = make_log(), make_config(tmp_path, trainer__max_staleness=9, trainer__steps=9)
     trainer = make_trainer(log, config)
     refused = scored(2, 1, 0, reward=float("nan"))
@@ -154,7 +162,7 @@ def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) ->
     turn_until(trainer, lambda: num_read(trainer) > read)
     turn_until(trainer, lambda: trainer._writer.state == "waiting")
     assert ClosedGroups(watermark=3) == trainer._samples._admission.closed
-    assert before == len(living())
+    assert [] == living()
     trainer.close()
 
 
@@ -172,6 +180,7 @@ class Counting(Training):
         return super().train(*args)
 
 
+@pytest.mark.usefixtures("few_objects")
 def test_a_redo_holds_one_step_s_samples_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ if find_spec("megatron"):  # which needs Python 3.12
     BACKENDS.append({"backend": "megatron", "layout": LayoutSection(ep=2)})
 
 
+@pytest.mark.slow
 def test_a_rank_behind_a_network_gives_the_bits_of_one_here(folder: Path, hosts: Hosts) -> None:
     """Each rank is found by the address of its own interface, whoever makes the groups."""
     found = []

@@ -116,7 +116,10 @@ def test_a_reference_lies_on_the_same_ranks(folder: Path) -> None:
 
 
 @needs_megatron
-@pytest.mark.parametrize("layout", [LayoutSection(tp=2), LayoutSection(pp=2)])
+@pytest.mark.parametrize(
+    "layout",
+    [LayoutSection(tp=2), pytest.param(LayoutSection(pp=2), marks=pytest.mark.slow)],
+)
 def test_layers_that_ranks_share_score_as_those_of_one(
     layout: LayoutSection, tmp_path: Path
 ) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.training.training import Training
+from tests.heavy.trainer.parallel_stand import leave
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -23,16 +28,21 @@ from tests.heavy.trainer.trainer_stand import (
 )
 
 
-class TwoRanks(Training):
-    """Rank 0 is this process."""
+@pytest.fixture
+def team() -> Iterator[Team]:
+    """Rank 0 is this process; the other one serves one trainer after the other."""
+    with closing(Team([""])) as made:
+        yield made
 
-    def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
-        super().__init__(folder, section, threads, team=Team([""]))
 
-
-def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path) -> None:
+def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path, team: Team) -> None:
     """With a turn of others between two steps, without, and again from the log by a successor:
     the same bits."""
+
+    class TwoRanks(Training):
+        def __init__(self, folder: Path, section: TrainerSection, threads: int) -> None:
+            super().__init__(folder, section, threads, team=team)
+
     hashes = []
     for name in ("alone", "shared"):
         log = make_log()
@@ -48,7 +58,7 @@ def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path) -> None
         train(log, trainer, 3)
         hashes.append([step.weight_hash for step in steps(log)])
         bury(trainer)
-        trainer._training.close()
+        leave(trainer._training)
     assert 3 == len(hashes[0])
     assert hashes[0] == hashes[1]
     successor = make_trainer(log, config, "two", takeover=True, hardware=TwoRanks)
