@@ -59,7 +59,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """What is exported, imported when it is asked for: `import rlstreams` costs nothing."""
+    """Import an exported name at its first use: `import rlstreams` costs nothing."""
     for home, names in _HOMES.items():
         if name in names.split():
             return getattr(import_module(f"rlstreams.{home}"), name)

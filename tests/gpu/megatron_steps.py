@@ -205,8 +205,8 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return sum(float((one[n].double() - other[n].double()).abs().sum()) for n in one)
 
 
-def main() -> int:
-    """See the module."""
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--out", type=Path)
@@ -229,6 +229,12 @@ def main() -> int:
     if args.device != "cpu":  # this process sees the first alone, and torch reads that once
         args.visible = tuple(os.environ.get(VISIBLE, "0,1").split(","))
         os.environ[VISIBLE] = args.visible[0]
+    return args
+
+
+def main() -> int:
+    """See the module."""
+    args = parse()
     told: dict[str, Any] = {"torch": torch.__version__, "megatron": version("megatron-core")}
     failures = []
     for kind, layouts in CASES.items():

@@ -87,17 +87,24 @@ def run_it(
     words = [*command, *map(str, files), *(f"--{word}" for word in overrides)]
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    return ended([sys.executable, "-m", *words], folder / "up.log", limit_s, environment)
+    program = [sys.executable, "-m", *words]
+    return ended(program, folder / "up.log", limit_s, environment, enough=enough)
 
 
 def ended(
-    words: Sequence[str], log: Path, limit_s: float, environment: dict[str, str], mode: str = "w"
+    words: Sequence[str],
+    log: Path,
+    limit_s: float,
+    environment: dict[str, str],
+    mode: str = "w",
+    enough: threading.Event | None = None,
 ) -> int:
     """A program's status; 124: at its limit it was interrupted, as by Ctrl-C.
 
     Args:
-        log: what it says goes there.
+        log: file of its output.
         mode: "a" where the log of an earlier start is to stay.
+        enough: once set, it is interrupted as well; the status is its own.
     """
     with log.open(mode) as output:
         process = subprocess.Popen(

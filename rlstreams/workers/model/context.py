@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.model.base import REFUSALS, EngineError
-from rlstreams.workers.model.bins import score_padded, tolerance_of
+from rlstreams.workers.model.bins import difference_of, score_padded
 from rlstreams.workers.model.documents import Documents, attend
 from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.folder import check_heads
@@ -129,9 +129,9 @@ def check_slices(scorer: SlicedScores, root: Score, device: torch.device) -> Non
         found_N = score_padded(root, scorer.vocab_size, device)
     except (*REFUSALS, EngineError) as err:
         raise ConfigError(f"{subject} cannot be computed by slices: {err}; set it to 1") from err
-    found = float((expected_N - found_N).abs().max())
-    if not found <= tolerance_of(scorer.model):
-        raise ConfigError(f"{subject} has log-probs {found:.2g} nats off in slices: set it to 1")
+    dtype = next(scorer.model.parameters()).dtype
+    if found := difference_of(found_N, expected_N, dtype):
+        raise ConfigError(f"{subject} has log-probs {found} off in slices: set it to 1")
 
 
 def _peers(cp: int) -> Any:  # noqa: ANN401

@@ -172,8 +172,8 @@ async def ask_usable(
     """Facts of the server at `http`, if a run with `rollout.engine = KIND` can use it.
 
     Raises:
-        ServerError: as `ask_facts`, or it is a router, of another kind, too old, or of a version that
-            was not run before and lacks a needed route.
+        ServerError: as `ask_facts`, or it is a router, of another kind, too old, or of a version
+            that was not run before and lacks a needed route.
     """
     await refuse_router(http, deadline_s)
     facts = await ask_facts(http, deadline_s)
