@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None, program: click.Command = PROGRAM) ->
 
 
 def console(program: click.Command = PROGRAM) -> int:
-    """What the installed script runs: `main`, and the process ends whatever still computes."""
+    """Run `main` as the installed script; the process ends even if a thread still computes."""
     speak_any_text()
     raise_limit()
     try:
