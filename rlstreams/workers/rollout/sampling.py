@@ -1,4 +1,4 @@
-"""From a prompt to a scored rollout: drive the engine, turn by turn, until the sample ends.
+"""From a prompt to a judged rollout: drive the engine, turn by turn, until the sample ends.
 
 Runs on the engine's event loop. Where there is an environment, it answers each turn that the policy
 ended, until it says that the sample is over, `max_turns` is reached, or there is no room. An engine
@@ -163,7 +163,7 @@ class Sampler:
         )
 
     async def generate(self, prompt: Prompt) -> Played:
-        """The attempt that succeeded, perhaps not judged; raises as `roll_out` does."""
+        """The attempt that succeeded, perhaps not judged; raises as `played` does."""
         played = Played(prompt_ids=prompt.token_ids.numpy().astype(np.int32, copy=False))
         num_failed, lost = 0, ""
         try:

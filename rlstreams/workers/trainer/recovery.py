@@ -1,4 +1,4 @@
-"""Recovery of a running trainer: checkpoints in time for retention, and redo from them."""
+"""Recovery of a trainer: checkpoints in time for retention, and the redo from the newest one."""
 
 from __future__ import annotations
 
