@@ -99,8 +99,8 @@ def test_a_broker_and_a_configuration_need_no_files(
     """The wheel has the broker's `jars.lock` and the demo; no stranger is imported."""
     assert {"rlstreams"} == installed.packages
     for words in (
-        ("-m", "rlstreams", "broker", "start", "--dir", "broker"),
-        ("-m", "rlstreams", "broker", "stop", "--dir", "broker"),
+        ("-m", "rlstreams", "broker", "start", "broker"),
+        ("-m", "rlstreams", "broker", "stop", "broker"),
         ("-c", PACKAGED),
     ):
         done = installed.run(among_strangers, "python", *words)

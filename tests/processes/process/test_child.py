@@ -129,7 +129,7 @@ def test_the_cause_carries_the_last_error_of_this_process_alone(
     tmp_path: Path, children: list[Child]
 ) -> None:
     log = tmp_path / "log"
-    raises = "print('before'); raise OSError(28, 'No space left on device')"
+    raises = "print('before', flush=True); raise OSError(28, 'No space left on device')"
     for script in (raises, "raise SystemExit(1)"):
         children.append(python(script, Orphaned.DIES, log=log))
         assert children[-1].wait(DEADLINE_S)

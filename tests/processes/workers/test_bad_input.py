@@ -48,7 +48,7 @@ def up(folder: Path, *words: str) -> int:
         (["--reward.verifier=v.py:text"], "v.py:5 returned 'good' of type str"),
         (["--reward.verifier=v.py:dies"], "v.py:6: dies died with status 3"),
         (["--broker.bootstrap=127.0.0.1:1"], "no broker answers at 127.0.0.1:1: "),
-        (["--broker.bootstrap=nonsense"], "no broker answers at nonsense: "),
+        (["--broker.bootstrap=nonsense:1"], "no broker answers at nonsense:1: "),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(
