@@ -32,6 +32,8 @@ from rlstreams.workers.dataset.sources import (
     numbered_rows,
     source_of,
 )
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.folder import read_config, token_limit
 from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 LOOKED_AT = 20
@@ -46,6 +48,7 @@ _ON_ONE = {  # lines of run.toml for two GPUs, and those for one
         "meanwhile",
 }  # fmt: skip
 DEMO_MODEL = "demo/model"
+LONGEST = 4096  # tokens, as run.toml has it
 _FILES = Path(__file__).with_name("files")
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -87,6 +90,7 @@ def write(plan: Plan) -> list[Path]:
         CONFIG_FILE: _for_gpus(
             _filled("run.toml", model=plan.model and json.dumps(plan.model), **values),
             plan.num_gpus,
+            _longest(plan),
         ),
         **_agent(plan),
         **_reward(plan),
@@ -104,11 +108,20 @@ def write(plan: Plan) -> list[Path]:
     return [folder / name for name in texts] + ([] if plan.model else [folder / "model"])
 
 
-def _for_gpus(text: str, num_gpus: int) -> str:
+def _longest(plan: Plan) -> int:
+    """Longest sequence of a server in tokens: `LONGEST`, or less if the model's folder says so."""
+    try:
+        return min(LONGEST, token_limit(read_config(plan.folder / plan.model)))
+    except EngineError:  # the hub's, of which nothing is fetched here
+        return LONGEST
+
+
+def _for_gpus(text: str, num_gpus: int, longest: int) -> str:
     """Fit the lines for GPUs to their number: the server has the second of two, or shares one."""
     if not num_gpus:
         return text
     text = re.sub(r"(?m)^#gpu ", "", text)
+    text = text.replace(f"max-model-len = {LONGEST}", f"max-model-len = {longest}")
     if num_gpus == 1:
         for two, one in _ON_ONE.items():
             assert two in text, "the template has a line for two GPUs"
