@@ -28,7 +28,6 @@ from rlstreams.workers.config.engine import NAMED_CACHE
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import first_rows
-from rlstreams.workers.model.folder import read_config, token_limit
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import Sample
 
@@ -321,15 +320,6 @@ def test_a_project_for_gpus(tmp_path: Path, num: int, expected: tuple[object, ..
     assert "0" == config.engine.env["VLLM_USE_FLASHINFER_SAMPLER"]
     assert config.engine.args["max-model-len"] >= 4 * config.rollout.max_new_tokens
     assert 256 == config.prompts.evaluate_rows
-
-
-def test_a_server_asks_for_no_more_than_the_model_has(tmp_path: Path) -> None:
-    """vLLM refuses a sequence that is longer than the context of its model."""
-    model = ROOT / "infra/examples/demo/model"
-    limit = token_limit(read_config(model))
-    assert limit < 4096
-    config = project(tmp_path, "--from", "gsm8k", "--gpus", "1", "--model", str(model))
-    assert limit == config.engine.args["max-model-len"]
 
 
 @pytest.mark.parametrize(
