@@ -287,7 +287,7 @@ def difference_of(found_N: Tensor, expected_N: Tensor, dtype: torch.dtype) -> st
     """By how much log-probs that were computed in two ways differ; "": by no more than rounding.
 
     In 16 bits the bound of a token follows the size of the log-probs, for a rounding is a share of
-    a logit. The mean of `_RUN` neighbours has a tighter one: roundings stand alone, mistakes do not.
+    a logit. The mean of `_RUN` neighbours has a tighter one: roundings stand alone, mistakes not.
     """
     off_N = (found_N - expected_N).abs()
     runs_N = off_N.unfold(0, min(_RUN, len(off_N)), 1).mean(-1)
