@@ -144,6 +144,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-checkpointing", action="store_true", help="of activations")
     parser.add_argument("--lr", type=float, default=1e-6)
     parser.add_argument("--micro", type=int, default=64, help="samples at once, with --colocate")
+    parser.add_argument("--seed", type=int, default=42, help="TRL's own is 42")
     parser.add_argument("--tasks", default="", help="module of a reward that is not random")
     parser.add_argument("--keep-every", type=int, default=0, help="steps between kept models")
     parser.add_argument("--out", type=Path, required=True)
@@ -166,6 +167,7 @@ def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
         "save_strategy": "no",
         "optim": "adamw_torch_fused",
         "learning_rate": args.lr,
+        "seed": args.seed,
     }
 
 

@@ -47,9 +47,11 @@ RUNS = {
     "lr1e-5": ("run.seed=0", "trainer.optimizer.lr=1e-5"),
     "agent": ("run.seed=0",),
     "agent-control": ("run.seed=0", "trainer.control=permuted"),
+    "agent-seed1": ("run.seed=1",),
+    "agent-seed2": ("run.seed=2",),
     "one-turn": ("run.seed=0",),
 }
-AGENT = {"agent", "agent-control"}
+AGENT = {"agent", "agent-control", "agent-seed1", "agent-seed2"}
 ALONE = "one-turn"
 BY_CURVE = AGENT | {ALONE}
 RESULT = ("seed0", "control", "seed1", "seed2")

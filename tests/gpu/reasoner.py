@@ -151,7 +151,7 @@ def theirs(args: argparse.Namespace) -> dict[str, Any]:
     """TRL's run, then the accuracy of each model that it kept."""
     tasks = f"infra.examples.{args.example}.tasks"
     more = ["--tasks", tasks, "--lr", str(args.lr), "--keep-every", str(args.every)]
-    more += ["--micro", str(args.peer_micro)]
+    more += ["--micro", str(args.peer_micro), "--seed", str(args.peer_seed)]
     args.prompt = 512
     args.folder.mkdir(parents=True, exist_ok=True)
     found = trl(args, args.base, more, one_gpu=args.gpus == 1, case=args.peer, own=args.folder)
@@ -205,6 +205,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cards", default="", help="of a peer's trainer and server")
     parser.add_argument("--peer-budget", type=int, help="tokens of its micro-batch, two GPUs")
     parser.add_argument("--peer-micro", type=int, default=64, help="samples of one, one GPU")
+    parser.add_argument("--peer-seed", type=int, default=42, help="TRL's own is 42")
     parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills")
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--kill-seed", type=int, default=0, help="of the plan: who is struck, when")
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.base, args.folder = args.base.resolve(), args.folder.resolve()
     args.cards = args.cards or CARDS
     found = theirs(args) if args.peer else ours(args)
-    names = ("peer", "gpus", "kill_every", "steps", "samples", "lr", "overrides")
+    names = ("peer", "gpus", "kill_every", "steps", "samples", "lr", "peer_seed", "overrides")
     asked = {name: getattr(args, name) for name in names}
     result = {"hardware": hardware()} | asked | found
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
