@@ -290,19 +290,25 @@ def test_a_family_whose_shared_tokens_differ_has_them_again(
     assert "documents that share tokens are" in bins.why_unshared(scorer)
 
 
+@pytest.mark.parametrize(("more", "seen"), [(-100, 130), (1, 101), (-1, 99)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_window_that_documents_do_not_keep_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, more: int, seen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that is wider than a few words: the model's own says how long a sequence must be."""
+    """None at all, and one of a token more or less: exactly, for no rounding is involved."""
     folder = families.make("MistralForCausalLM", tmp_path, sliding_window=100)
-    model: Any = load_model(folder)
+    model: Any = load_model(folder, dtype)
     scorer = TokenScorer(model, attention_of(model).right_padded)
     assert not bins.take_documents(scorer, "cpu")
     assert not bins.why_unshared(scorer)
     plain = documents._kernel
-    monkeypatch.setattr(documents, "_kernel", lambda *given: plain(*given[:-1], -1))
+    monkeypatch.setattr(documents, "_kernel", lambda *given: plain(*given[:-1], given[-1] + more))
+    told = f"in layer 0, {seen} of 130 tokens see the first one, in padded rows 100"
+    assert bins.why_unshared(scorer) == f"of documents that share tokens: {told}"
     model.config._attn_implementation = SDPA
-    assert "log-probs of documents in one row are" in bins.take_documents(scorer, "cpu")
+    monkeypatch.setattr(bins, "TOLERANCE", 9.0)
+    assert bins.take_documents(scorer, "cpu") == f"of documents in one row: {told}"
+    assert model.config._attn_implementation == SDPA
 
 
 def test_a_redone_step_is_planned_as_it_was() -> None:

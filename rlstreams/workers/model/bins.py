@@ -22,21 +22,23 @@ from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
 from rlstreams.workers.model.model import right_padded
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Taken
+from rlstreams.workers.model.reach import difference_of_reach
 from rlstreams.workers.model.token_scores import Score, TokenScorer
 
 TOLERANCE = 1e-3  # nats, float32
 TOLERANCE_LOW = 0.2  # the same in 16 bits, of the largest difference
 # Of the largest log-prob in 16 bits: Gemma 3 has logits of 129, bfloat16's next number is 130.
 _ROUNDINGS = 4.0
-# Mean difference of neighbours in 16 bits. Of Gemma 3 roundings come to 0.05 nats, a window that
-# is not kept to 0.26: it is wrong in all tokens beyond it.
+# Mean difference of neighbours in 16 bits: a mistake is in many of them, a rounding stands alone.
 RUN_TOLERANCE_LOW = 0.12
 _RUN = 24  # neighbours
 LAYER_TOLERANCE = 0.05  # of a layer's largest number, and of its norm
 LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
 _LENGTHS = (5, 70, 2, 33)
-_BEYOND, _WIDEST = 30, 4096  # tokens: beyond a window; a wider one is not tried
-_TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30), Taken(1, 30))
+_TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30))
+_BEFORE, _BEYOND = 40, 30  # tokens: of a document before the one whose window is tried; beyond it
+_WIDEST = 4096  # tokens: a wider window is not tried
+_TAKEN_BEFORE = (NOTHING_TAKEN, Taken(0, 30))
 _FUSED = 64  # operations; the compiler's own bound
 _SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
 
@@ -89,12 +91,15 @@ def take_documents(scorer: TokenScorer, device: str, root: Score | None = None) 
     try:
         _try_kernel(model, device)
         found = _difference(root or scorer, scorer)
+        reach = _difference_of_reach(root or scorer, scorer)
     except (*REFUSALS, EngineError) as err:
         reason = f"{type(err).__name__}: {str(err)[:200]}"
     else:
-        if not found:
+        reason = f"of documents in one row: {reach}" if reach else ""
+        if found:
+            reason = f"log-probs of documents in one row are {found} off those of padded rows"
+        if not reason:
             return ""
-        reason = f"log-probs of documents in one row are {found} off those of padded rows"
     config._attn_implementation = before
     return reason
 
@@ -103,9 +108,12 @@ def why_unshared(scorer: TokenScorer, root: Score | None = None) -> str:
     """Reason that documents of this model cannot have tokens in common; "": they can."""
     try:
         found = _difference(root or scorer, scorer, _TAKEN)
+        reach = _difference_of_reach(root or scorer, scorer, _TAKEN_BEFORE)
     except REFUSALS as err:
         return f"{type(err).__name__}: {str(err)[:200]}"
-    return found and f"log-probs of documents that share tokens are {found} off"
+    if found:
+        return f"log-probs of documents that share tokens are {found} off"
+    return reach and f"of documents that share tokens: {reach}"
 
 
 def _try_kernel(model: Any, device: str) -> None:  # noqa: ANN401
@@ -276,11 +284,32 @@ def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:
 def _difference(score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None = None) -> str:
     """By how much log-probs of documents differ from those of padded rows; "": by rounding."""
     device = next(scorer.model.parameters()).device
-    lengths = _lengths_for(scorer.model)
-    padded_N = score_padded(score, scorer.vocab_size, device, lengths)
-    laid_down = taken and _TAKEN[: len(lengths)]
-    found_N = _score(score, scorer, lengths, sum(lengths) + 9, laid_down)
+    padded_N = score_padded(score, scorer.vocab_size, device)
+    found_N = _score(score, scorer, _LENGTHS, sum(_LENGTHS) + 9, taken)
     return difference_of(found_N, padded_N, _dtype(scorer.model))
+
+
+@torch.no_grad()
+def _difference_of_reach(
+    score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None = None
+) -> str:
+    """Layer with another window in documents than in padded rows; "": none, or no window.
+
+    Args:
+        taken: tokens that a sequence before the asked one, and that one, take over.
+    """
+    windows = [w for w in attention_of(scorer.model).windows.values() if w is not None]
+    if not windows or min(windows) > _WIDEST:
+        return ""
+    length, device = min(windows) + _BEYOND, next(scorer.model.parameters()).device
+    lengths = [_BEFORE, length]
+    documents = Documents.of(lengths, sum(lengths) + 9, taken)
+    places_N = torch.from_numpy(documents.places(sum(lengths)))[_BEFORE:]
+    return difference_of_reach(
+        lambda: score_padded(score, scorer.vocab_size, device, [length]),
+        lambda: _score(score, scorer, lengths, sum(lengths) + 9, taken),
+        places_N,
+    )
 
 
 def difference_of(found_N: Tensor, expected_N: Tensor, dtype: torch.dtype) -> str:
@@ -298,13 +327,6 @@ def difference_of(found_N: Tensor, expected_N: Tensor, dtype: torch.dtype) -> st
         rounding = _ROUNDINGS * torch.finfo(dtype).eps * float(expected_N.abs().max())
         is_alike = most <= max(TOLERANCE_LOW, rounding) and run <= RUN_TOLERANCE_LOW
     return "" if is_alike else f"{most:.2g} nats ({run:.2g} in a row)"  # NaN is not alike
-
-
-def _lengths_for(model: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Lengths of made-up sequences: one is longer than the model's narrowest window."""
-    windows = [window for window in attention_of(model).windows.values() if window is not None]
-    beyond = [min(windows) + _BEYOND] if windows and min(windows) <= _WIDEST else []
-    return (*_LENGTHS, *beyond)
 
 
 def score_padded(
