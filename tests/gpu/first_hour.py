@@ -86,7 +86,7 @@ def as_asked(command: str, args: argparse.Namespace) -> str:
             command = command if args.model else replaced(command, r" --model \S+", "", "--cpu")
     if verb == "up" and args.steps:
         command = replaced(command, r"--steps \d+", f"--steps {args.steps}", "--steps")
-    if verb in ("doctor", "up") and args.jars:
+    if verb in ("doctor", "up", "audit") and args.jars:
         jars = f"rlstreams {verb} --broker.jars_dir={shlex.quote(args.jars)}"
         command = replaced(command, f"rlstreams {verb}", jars, "--jars")
     return command

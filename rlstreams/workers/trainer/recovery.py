@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from rlstreams.schemas.events import PassedOverCheckpoint
@@ -61,7 +62,9 @@ class Recovery:
         self._store = CheckpointStore(context.folder / "checkpoints")
         self._span = RedoSpan(bus.settings(SCORED.name))
         self._next_look = 0.0
-        self.saved_step = 0  # 0: version 0 is the model folder
+        self.saved_step = self._begun_step = 0  # 0: version 0 is the model folder
+        self._files = ThreadPoolExecutor(1, "trainer-checkpoint")
+        self._written: Future[Manifest] | None = None  # None: nothing is being written
         beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
         check_open(ledger.positions, beginnings, ledger.last_step)
 
@@ -121,7 +124,7 @@ class Recovery:
             except (WeightError, ValueError) as err:
                 unfit[manifest.name] = str(err)
             else:
-                self.saved_step = manifest.step
+                self.saved_step = self._begun_step = manifest.step
                 return f"checkpoint {manifest.name} of step {manifest.step}", found.passed_over
 
     def _refuse_no_base(self, passed_over: Sequence[PassedOverCheckpoint]) -> None:
@@ -149,37 +152,64 @@ class Recovery:
         Args:
             ends: next offsets to read; asked for at most once a second.
         """
-        if step == self.saved_step:
+        if step in (self.saved_step, self._begun_step):
             return False
         if step % self._section.checkpoint_every == 0:
             return True
-        if (now_s := time.monotonic()) < self._next_look:
+        if self._written is not None or (now_s := time.monotonic()) < self._next_look:
             return False
         self._next_look = now_s + LOOK_EVERY_S
         if reason := self._span.why_save(ends(), now_ms()):
             self._log.info("checkpoint_early", step=step, reason=reason)
         return bool(reason)
 
-    def save(self, step: int, policy_version: int) -> Coroutine[None]:
-        """Write a checkpoint of the present weights, unless there is one of their step.
+    def begin(self, step: int, policy_version: int) -> Coroutine[None]:
+        """Copy the present weights and optimizer to the host, and have them written as a checkpoint
+        beside the next steps; one at a time. Nothing, if there is one of their step.
 
-        Call it only after the step's commit: a checkpoint is never ahead of the log. Only a trainer
-        that is still the owner after it removes older ones.
+        Call it only after the step's commit: a checkpoint is never ahead of the log.
         """
-        if self.saved_step == step:
+        if step in (self.saved_step, self._begun_step):
             return
+        yield from self.finish()
         self._writer.set_state("saving", f"a checkpoint of step {step}")
-        epoch = self._ledger.epoch
         manifest = Manifest(
             run=self._run,
-            epoch=epoch,
+            epoch=self._ledger.epoch,
             step=step,
             policy_version=policy_version,
             weight_hash=self._training.weight_hash,
         )
-        yield self._compute(self._training.save, self._store, manifest)
-        self.saved_step = step
+        weights, optimizer = yield self._compute(self._training.copied)
+        self._begun_step = step
+        self._written = self._files.submit(self._store.save, manifest, weights, optimizer)
         self._span.clear()
+
+    def look(self) -> Coroutine[None]:
+        """Count a checkpoint that is whole by now, and remove older ones: only a trainer that is
+        still the owner after it does.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._written is None or not self._written.done():
+            return
+        self._written.result()
+        self._written, self.saved_step = None, self._begun_step
         self._writer.prove()
-        yield self._compute(self._store.prune, self._section.checkpoints_kept, epoch)
+        yield self._files.submit(
+            self._store.prune, self._section.checkpoints_kept, self._ledger.epoch
+        )
         self._writer.saved()
+
+    def finish(self) -> Coroutine[None]:
+        """Wait for the checkpoint that is being written, if any; then as `look`."""
+        if self._written is None:
+            return
+        self._writer.set_state("saving", f"a checkpoint of step {self._begun_step}")
+        yield self._written
+        yield from self.look()
+
+    def close(self) -> None:
+        """Begin to write nothing more."""
+        self._files.shutdown(wait=False, cancel_futures=True)

@@ -106,8 +106,9 @@ class TrainerWorker:
             yield from self._turns.between_steps(self._may_wait)
             if self._drain_until:
                 continue
+            yield from self._recovery.look()
             if self._recovery.is_due(self._step, self._samples.positions):
-                yield from self._recovery.save(self._step, self._version)
+                yield from self._recovery.begin(self._step, self._version)
                 continue  # a trainer asked to drain meanwhile begins no step
             plan = None if self.is_paused else self._samples.plan(self._version)
             if plan is None:
@@ -125,7 +126,8 @@ class TrainerWorker:
         self._samples.drop(self._version, at_once=True)  # groups that are still open stay open
         yield from self._turns.between_steps(self._may_wait)
         if self._turns.is_here:  # else the steps since the last checkpoint are redone
-            yield from self._recovery.save(self._step, self._version)
+            yield from self._recovery.begin(self._step, self._version)
+        yield from self._recovery.finish()
         if not self._drain_until:
             if self._context.config.shared_device("trainer"):
                 yield from self._turns.end()
@@ -204,7 +206,8 @@ class TrainerWorker:
             self._version += 1
             self._writer.drifted(self._step, self._version, expected, actual)
             self._ledger.hashes[self._version] = actual
-            yield from self._recovery.save(self._step, self._version)
+            yield from self._recovery.begin(self._step, self._version)
+            yield from self._recovery.finish()
             self._writer.set_state("redo", "")
 
     def turn(self) -> None:
@@ -259,7 +262,14 @@ class TrainerWorker:
     def close(self) -> None:
         """Release everything."""
         self._compute_thread.shutdown(wait=False, cancel_futures=True)
-        parts = (self._training, self._publisher, self._samples, self._intruders, self._writer)
+        parts = (
+            self._recovery,
+            self._training,
+            self._publisher,
+            self._samples,
+            self._intruders,
+            self._writer,
+        )
         for part in parts:
             part.close()
 

@@ -26,8 +26,9 @@ from rlstreams.streams.log.topics import (
     WORKER_EVENTS,
 )
 from rlstreams.workers.loop.control import ControlFollower, ControlledRole
-from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 from rlstreams.workers.trainer.worker import TrainerWorker
+from rlstreams.workers.weights.layout import weight_hash
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     DEADLINE_S,
@@ -100,25 +101,25 @@ def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Pat
     second.close()
 
 
-class SlowDisk(Training):
-    """A checkpoint takes as long as the test wants."""
+class SlowDisk(CheckpointStore):
+    """A checkpoint takes as long as the test wants, and ends as it wants."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, trainer: TrainerWorker, folder: Path) -> None:
+        super().__init__(folder / "checkpoints")
         self.is_saving, self.may_end = threading.Event(), threading.Event()
+        self.error: OSError | None = None
+        trainer._recovery._store = self
 
-    def save(self, *args: Any) -> None:
+    def save(self, *args: Any) -> Any:
         self.is_saving.set()
         assert self.may_end.wait(DEADLINE_S)
-        super().save(*args)
+        if self.error:
+            raise self.error
+        return super().save(*args)
 
 
-def told_while_saving(log: MemoryLog, trainer: TrainerWorker) -> tuple[str, str, str]:
+def told(log: MemoryLog) -> tuple[str, str, str]:
     """State and detail of the newest report, and the newest heartbeat's state."""
-    training = trainer._training
-    assert isinstance(training, SlowDisk)
-    turn_until(trainer, training.is_saving.is_set)
-    trainer.turn()
     report = [e for e in read(log, WORKER_EVENTS.name) if isinstance(e, WorkerReport)][-1]
     beat = [e for e in read(log, STEPS.name) if isinstance(e, TrainerHeartbeat)][-1]
     return report.state, report.detail, beat.state
@@ -128,30 +129,60 @@ def told_while_saving(log: MemoryLog, trainer: TrainerWorker) -> tuple[str, str,
 def test_the_last_checkpoint_is_told_as_any_other(tmp_path: Path, is_drain: bool) -> None:
     """Of a drain or of a run's end: it may take as long, and no state else has that allowance."""
     log, config = make_log(), make_config(tmp_path, trainer__steps=2 if is_drain else 1)
-    trainer = make_trainer(log, config, hardware=SlowDisk)
+    trainer = make_trainer(log, config)
+    disk = SlowDisk(trainer, tmp_path)
     train(log, trainer, 1)
     if is_drain:
         trainer.drain()
-    assert ("saving", "a checkpoint of step 1", "saving") == told_while_saving(log, trainer)
-    trainer._training.may_end.set()  # type: ignore[attr-defined]
+    turn_until(trainer, disk.is_saving.is_set)
+    trainer.turn()
+    assert told(log) == ("saving", "a checkpoint of step 1", "saving")
+    disk.may_end.set()
     turn_until(trainer, lambda: trainer.done)
     trainer.close()
     last = [e for e in read(log, WORKER_EVENTS.name) if isinstance(e, WorkerReport)][-1]
     assert ("stopped", 1.0) == (last.state, last.counters["checkpoints"])
 
 
-def test_a_drain_during_a_checkpoint_begins_no_step(tmp_path: Path) -> None:
-    """Its step would need another one, and a long one was waited for already."""
+def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """It holds what was there when it was begun; the next one waits for it; a drain begins no step,
+    and leaves one of the newest step."""
     every, stale = {"trainer__checkpoint_every": 1}, {"trainer__max_staleness": 9}
     log, config = make_log(), make_config(tmp_path, **every, **stale)
-    trainer = make_trainer(log, config, hardware=SlowDisk)
-    send(log, *(scored(group, sample, 0) for group in range(2) for sample in range(2)))
-    assert "saving" == told_while_saving(log, trainer)[0]
+    trainer = make_trainer(log, config)
+    disk = SlowDisk(trainer, tmp_path)
+    train(log, trainer, 1)
+    turn_until(trainer, disk.is_saving.is_set)
+    train(log, trainer, 2)
+    turn_until(trainer, lambda: told(log)[0] == "saving")
+    send(log, *(scored(7, sample, 0) for sample in range(2)))
     trainer.drain()
-    trainer._training.may_end.set()  # type: ignore[attr-defined]
+    for _ in range(5):
+        trainer.turn()
+    assert (list(disk.manifests()), trainer.done) == ([], False)
+    disk.may_end.set()
     turn_until(trainer, lambda: trainer.done)
     trainer.close()
-    assert [1] == [step.step for step in steps(log)]
+    newest, first = disk.manifests()
+    done = steps(log)
+    assert [s.step for s in done] == [first.step, newest.step] == [1, 2]
+    for manifest, step in ((first, done[0]), (newest, done[1])):
+        assert weight_hash(disk.load_weights(manifest)) == manifest.weight_hash == step.weight_hash
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_trainer(tmp_path: Path) -> None:
+    """At the next turn, though it waits for samples: nothing else would say it until a restart."""
+    log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=1)
+    trainer = make_trainer(log, config)
+    disk = SlowDisk(trainer, tmp_path)
+    disk.error = OSError(28, "No space left on device")
+    train(log, trainer, 1)
+    turn_until(trainer, disk.is_saving.is_set)
+    turn_until(trainer, lambda: told(log)[0] == "waiting")
+    disk.may_end.set()
+    with pytest.raises(OSError, match="No space left"):
+        turn_until(trainer, lambda: trainer.done)
+    trainer.close()
 
 
 def test_no_step_passes_a_record_whose_letter_is_not_written(

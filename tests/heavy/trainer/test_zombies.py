@@ -53,7 +53,7 @@ class Sleep:
     """As SIGSTOP does: from a crash point on, all threads of the trainer stand still."""
 
     def __init__(self, trainer: TrainerWorker, point: CrashPoint, count: int) -> None:
-        self._compute = trainer._compute_thread
+        self._pools = trainer._compute_thread, trainer._recovery._files
         self._point = point
         self._left = count
         self.driver: threading.Thread | None = None
@@ -66,7 +66,8 @@ class Sleep:
         turn_until(trainer, lambda: trainer.done)
 
     def __call__(self, point: CrashPoint) -> None:
-        if threading.current_thread() not in {self.driver, *self._compute._threads}:
+        own = {thread for pool in self._pools for thread in pool._threads}
+        if threading.current_thread() not in {self.driver, *own}:
             return
         self._left -= point == self._point
         if self._left <= 0:

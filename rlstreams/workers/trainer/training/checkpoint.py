@@ -272,7 +272,7 @@ def _epoch_and_step(name: str) -> tuple[int, int]:
 
 def file_hash(path: Path) -> str:
     """SHA-256 over the SHA-256 of each 4 MiB of a file, 64 hexadecimal digits, on several cores: a
-    checkpoint may have tens of gigabytes, and training waits while it is written.
+    checkpoint may have tens of gigabytes, and a drain waits while it is written.
 
     Raises:
         OSError: it cannot be read.

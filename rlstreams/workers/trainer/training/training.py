@@ -326,6 +326,14 @@ class Training:
         """Write a checkpoint of the present state."""
         store.save(manifest, self.learner.weights(), self.learner.optimizer_tensors())
 
+    def copied(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Weights and optimizer tensors on the host, which later steps leave as they are."""
+        weights, optimizer = (
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for tensors in (self.learner.weights(), self.learner.optimizer_tensors())
+        )
+        return weights, optimizer
+
     def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
         """Go back to a checkpoint.
 
