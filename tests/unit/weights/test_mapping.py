@@ -112,6 +112,16 @@ def test_tied_weights_go_by_either_name() -> None:
     assert part.name == "lm_head.weight"
 
 
+def test_a_loader_gets_tied_weights_as_the_embedding() -> None:
+    """vLLM's and SGLang's loaders pass over `lm_head.weight` of a model that ties it."""
+    source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
+    ((piece, part),) = make_plan(source, [], mode="checkpoint")
+    assert (piece.place, piece.name) == ("load", "model.embed_tokens.weight")
+    assert part.name == "lm_head.weight"
+    target = [("model.embed_tokens.weight", "float8_e4m3fn", (VOCABULARY, HIDDEN))]
+    assert [(piece, part)] == make_plan(source, target, mode="auto")
+
+
 def test_what_cannot_be_mapped_is_refused_by_name_of_both_sides() -> None:
     """In place means all in place."""
     target = rows(server(1, 0))

@@ -22,7 +22,7 @@ from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.weights.channel import WeightChannel, WeightError
-from rlstreams.workers.weights.link.mapping import each_expert
+from rlstreams.workers.weights.link.mapping import each_expert, loader_name
 
 PROBE_S = 20.0  # as `engine.silent_s`, which callers give
 PLUGIN = "plugin"  # name of a delivery by our plugin
@@ -150,7 +150,10 @@ class FolderDelivery:
         with before_the_server(order):
             received = dict(order.channel.pull(order.published, order.left_s))
         try:
-            weights = {name: tensor.contiguous() for name, tensor in each_expert(received.items())}
+            weights = {
+                loader_name(name, received): tensor.contiguous()
+                for name, tensor in each_expert(received.items())
+            }
             target.mkdir(parents=True, exist_ok=True)
             for file in self._model.iterdir():
                 if file.suffix == ".json" and not file.name.endswith(".safetensors.index.json"):

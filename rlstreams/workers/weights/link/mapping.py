@@ -9,7 +9,7 @@ refused by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import PullError
@@ -64,7 +64,11 @@ def make_plan(
         if pieces is not None and _module(row) not in loaded:
             placed += pieces
             used |= {part.name for _, part in pieces}
-    left = [name for name in held if name not in used and (name not in _TIED or name in by_loader)]
+    left = [
+        name
+        for name in held
+        if name not in used and (name not in _TIED or loader_name(name, held) in by_loader)
+    ]
     if (unmapped or left) and (mode == "in_place" or not left):
         raise PullError("layout", _difference(unmapped, left, held))
     return [*placed, *(_loaded(name, held) for name in left)]
@@ -76,7 +80,14 @@ def _module(row: Row) -> str:
 
 def _loaded(name: str, held: Held) -> tuple[Piece, Part]:
     dtype, shape = held[name]
-    return Piece("load", name, dtype, 0, shape), Part(name, shape)
+    return Piece("load", loader_name(name, held), dtype, 0, shape), Part(name, shape)
+
+
+def loader_name(name: str, held: Container[str]) -> str:
+    """The name under which a server's loader takes a tensor of the trainer's: of tied weights the
+    embedding's, for it passes over an output layer that the model's configuration ties."""
+    output, embedding = _TIED
+    return embedding if name == output and embedding not in held else name
 
 
 def _placed(row: Row, held: Held, rank: int, ranks: int) -> Plan | None:
