@@ -24,6 +24,12 @@ _SHOWN = 3
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
+# Modules that a server's loader does not keep as the folder has them, though shapes are equal:
+# heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2).
+_ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc"})
+# Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention): a rank has its share of
+# each part, not a run of rows.
+_FUSED_THERE = frozenset({*_FUSED, "Wqkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz"})
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 # Pieces in sending order, each with the sender's part that fills it.
 Plan: TypeAlias = list[tuple[Piece, Part]]
@@ -52,7 +58,8 @@ def make_plan(
     if mode == "checkpoint":
         return [_loaded(name, held) for name in held]
     rows = [(name, dtype, tuple(shape)) for name, dtype, shape in targets]
-    found = {row: _placed(row, held, rank, ranks) for row in rows}
+    is_own = mode == "in_place"  # the built-in engine's parameters are those of the trainer
+    found = {row: _placed(row, held, rank, ranks, is_own=is_own) for row in rows}
     unmapped = [row for row, pieces in found.items() if pieces is None]
     # A loader makes a module anew from the tensors that it gets: then it must get all of the
     # module's.
@@ -90,9 +97,14 @@ def loader_name(name: str, held: Container[str]) -> str:
     return embedding if name == output and embedding not in held else name
 
 
-def _placed(row: Row, held: Held, rank: int, ranks: int) -> Plan | None:
+def _placed(row: Row, held: Held, rank: int, ranks: int, *, is_own: bool) -> Plan | None:
     """The pieces of one parameter; None if no rule explains it."""
     name, dtype, shape = row
+    module = _module(row).rpartition(".")[2]
+    if name in held and (
+        (module in _ARRANGED and not is_own) or (module in _FUSED_THERE and ranks > 1)
+    ):
+        return None
     names = source_names(name, held)
     if not names or not all(_castable(held[source][0], dtype) for source in names):
         return None
