@@ -104,22 +104,40 @@ def test_a_padded_vocabulary_keeps_its_padding() -> None:
     assert bool(found[VOCABULARY:].isnan().all())
 
 
-def test_tied_weights_go_by_either_name() -> None:
+EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_tied_weights_go_by_either_name(embedding: str) -> None:
     """The trainer sends a tied tensor once, under the name that sorts first."""
     source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
-    target = [("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN))]
+    target = [(embedding, "float32", (VOCABULARY, HIDDEN))]
     ((_, part),) = make_plan(source, target, mode="in_place")
     assert part.name == "lm_head.weight"
 
 
-def test_a_loader_gets_tied_weights_as_the_embedding() -> None:
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_a_loader_gets_tied_weights_as_the_embedding(embedding: str) -> None:
     """vLLM's and SGLang's loaders pass over `lm_head.weight` of a model that ties it."""
     source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
-    ((piece, part),) = make_plan(source, [], mode="checkpoint")
-    assert (piece.place, piece.name) == ("load", "model.embed_tokens.weight")
+    target = [(embedding, "float8_e4m3fn", (VOCABULARY, HIDDEN))]
+    ((piece, part),) = plan = make_plan(source, target, mode="checkpoint")
+    assert (piece.place, piece.name) == ("load", embedding)
     assert part.name == "lm_head.weight"
-    target = [("model.embed_tokens.weight", "float8_e4m3fn", (VOCABULARY, HIDDEN))]
-    assert [(piece, part)] == make_plan(source, target, mode="auto")
+    assert plan == make_plan(source, target, mode="auto")
+
+
+def test_an_output_layer_of_its_own_keeps_its_name() -> None:
+    """Whatever the embedding is called, and though a server has the layer under another name."""
+    source: list[Row] = [
+        ("lm_head.weight", "float32", (VOCABULARY, HIDDEN)),
+        ("transformer.wte.weight", "float32", (VOCABULARY, HIDDEN)),
+    ]
+    whole = make_plan(source, source, mode="checkpoint")
+    assert [piece.name for piece, _ in whole] == [name for name, _, _ in source]
+    target = [("embed_out.weight", "float32", (VOCABULARY, HIDDEN)), source[1]]
+    found = places(make_plan(source, target, mode="auto"))
+    assert found == {"lm_head.weight": "load", "transformer.wte.weight": "parameter"}
 
 
 def test_what_cannot_be_mapped_is_refused_by_name_of_both_sides() -> None:

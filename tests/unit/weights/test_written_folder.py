@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlstreams.workers.engines.folder_channel import HeldWeights
+from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.engines.served.delivery import FolderDelivery, Order
-from rlstreams.workers.model.model import weights_of
+from tests.families import make
 
 
 class Loading:
@@ -31,17 +30,23 @@ class Loading:
         }
 
 
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_a_folder_has_the_names_of_the_models_own_library(tmp_path: Path, is_tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+        ("Qwen2ForCausalLM", {"tie_word_embeddings": False}),
+        ("Qwen3MoeForCausalLM", {}),
+        ("GPT2LMHeadModel", {}),  # tied, under a name of its own
+        ("GPTJForCausalLM", {}),
+    ],
+)
+def test_a_folder_has_the_names_of_the_models_own_library(
+    tmp_path: Path, name: str, changes: dict[str, bool]
+) -> None:
     """Also of tied weights: loaders pass over an `lm_head.weight` that the configuration ties, and
     the server would sample with the embedding that it began with."""
-    config = Qwen2Config(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=is_tied,
-    )  # fmt: skip
-    model, given = Qwen2ForCausalLM(config), tmp_path / "given"
-    model.save_pretrained(given)
-    channel, server = HeldWeights(weights_of(model), "tiny"), Loading()
+    given = make(name, tmp_path / "given", **changes)
+    channel, server = FolderChannel(given), Loading()
     order = Order(
         adapter=cast("Any", server),
         published=channel.published,
@@ -51,5 +56,5 @@ def test_a_folder_has_the_names_of_the_models_own_library(tmp_path: Path, is_tie
     asyncio.run(FolderDelivery(given, tmp_path / "versions").deliver(order))
     expected = load_file(given / "model.safetensors")
     assert expected.keys() == server.loaded.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, server.loaded[name]), name
+    for tensor, whole in expected.items():
+        assert torch.equal(whole, server.loaded[tensor]), tensor

@@ -9,7 +9,7 @@ refused by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import PullError
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
-_TIED = ("lm_head.weight", "model.embed_tokens.weight")
+_OUTPUT = "lm_head.weight"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 # Modules that a server's loader does not keep as the folder has them, though shapes are equal:
 # heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2).
 _ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc"})
@@ -56,7 +57,7 @@ def make_plan(
         raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
-        return [_loaded(name, held) for name in held]
+        return [_loaded(name, held, targets) for name in held]
     rows = [(name, dtype, tuple(shape)) for name, dtype, shape in targets]
     is_own = mode == "in_place"  # the built-in engine's parameters are those of the trainer
     found = {row: _placed(row, held, rank, ranks, is_own=is_own) for row in rows}
@@ -71,30 +72,44 @@ def make_plan(
         if pieces is not None and _module(row) not in loaded:
             placed += pieces
             used |= {part.name for _, part in pieces}
+    theirs = {row[0] for row in rows}
+    is_lacking = any(not source_names(name, held) for name, _, _ in unmapped)
     left = [
         name
         for name in held
-        if name not in used and (name not in _TIED or loader_name(name, held) in by_loader)
+        if name not in used
+        and (is_lacking or not _may_be_tied(name) or loader_name(name, held, theirs) in by_loader)
     ]
     if (unmapped or left) and (mode == "in_place" or not left):
         raise PullError("layout", _difference(unmapped, left, held))
-    return [*placed, *(_loaded(name, held) for name in left)]
+    return [*placed, *(_loaded(name, held, targets) for name in left)]
 
 
 def _module(row: Row) -> str:
     return row[0].rpartition(".")[0]
 
 
-def _loaded(name: str, held: Held) -> tuple[Piece, Part]:
+def _loaded(name: str, held: Held, targets: Sequence[Row]) -> tuple[Piece, Part]:
     dtype, shape = held[name]
-    return Piece("load", loader_name(name, held), dtype, 0, shape), Part(name, shape)
+    theirs = {row[0] for row in targets}
+    return Piece("load", loader_name(name, held, theirs), dtype, 0, shape), Part(name, shape)
 
 
-def loader_name(name: str, held: Container[str]) -> str:
+def loader_name(name: str, held: Container[str], theirs: Collection[str]) -> str:
     """The name under which a server's loader takes a tensor of the trainer's: of tied weights the
-    embedding's, for it passes over an output layer that the model's configuration ties."""
-    output, embedding = _TIED
-    return embedding if name == output and embedding not in held else name
+    embedding's, for it passes over an output layer that the model's configuration ties.
+
+    Args:
+        theirs: names of the server's parameters, or of the tensors in the model's folder.
+    """
+    if name != _OUTPUT or name in theirs:
+        return name
+    lacking = [other for other in theirs if other.endswith(_EMBEDDINGS) and other not in held]
+    return lacking[0] if len(lacking) == 1 else name
+
+
+def _may_be_tied(name: str) -> bool:
+    return name == _OUTPUT or name.endswith(_EMBEDDINGS)
 
 
 def _placed(row: Row, held: Held, rank: int, ranks: int, *, is_own: bool) -> Plan | None:
@@ -122,8 +137,8 @@ def source_names(name: str, held: Mapping[str, object]) -> tuple[str, ...]:
     """The trainer's tensors that make up a parameter, in row order; empty if none do."""
     if name in held:
         return (name,)
-    if name in _TIED:
-        return tuple(other for other in _TIED if other in held)
+    if _may_be_tied(name):
+        return tuple(other for other in held if _may_be_tied(other))[:1]
     head, _, last = name.rpartition(".")
     if last in _EXPERTS:
         experts = head.removesuffix(".routed_experts")
