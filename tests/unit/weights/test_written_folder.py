@@ -36,6 +36,7 @@ class Loading:
         ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
         ("Qwen2ForCausalLM", {"tie_word_embeddings": False}),
         ("Qwen3MoeForCausalLM", {}),
+        ("GptOssForCausalLM", {}),  # experts stay fused
         ("GPT2LMHeadModel", {}),  # tied, under a name of its own
         ("GPTJForCausalLM", {}),
     ],

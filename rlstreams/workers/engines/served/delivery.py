@@ -155,7 +155,7 @@ class FolderDelivery:
         try:
             weights = {
                 loader_name(name, received, self._names()): tensor.contiguous()
-                for name, tensor in each_expert(received.items())
+                for name, tensor in each_expert(received.items(), received)
             }
             target.mkdir(parents=True, exist_ok=True)
             for file in self._model.iterdir():

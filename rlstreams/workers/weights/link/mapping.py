@@ -170,16 +170,21 @@ def _few(names: Sequence[str]) -> str:
 
 
 def each_expert(
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    tensors: Iterable[tuple[str, torch.Tensor]], names: Container[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and views: an expert's matrices under the names of model folders, others unchanged.
 
     `mlp.experts.gate_up_proj` (experts, 2 x width, hidden) holds gate above up;
-    `mlp.experts.down_proj` is (experts, hidden, width).
+    `mlp.experts.down_proj` is (experts, hidden, width). Experts with a bias are those of gpt-oss,
+    which are otherwise laid out, and fused in its folders too.
+
+    Args:
+        names: of all tensors of the version.
     """
     for name, tensor in tensors:
         stem, _, leaf = name.rpartition(".")
-        if not stem.endswith(".experts") or leaf not in ("gate_up_proj", "down_proj"):
+        is_fused = stem.endswith(".experts") and leaf in ("gate_up_proj", "down_proj")
+        if not is_fused or f"{name}_bias" in names:
             yield name, tensor
             continue
         for expert, matrix in enumerate(tensor):
