@@ -125,6 +125,8 @@ def test_a_loader_gets_tied_weights_as_the_embedding(embedding: str) -> None:
     assert (piece.place, piece.name) == ("load", embedding)
     assert part.name == "lm_head.weight"
     assert plan == make_plan(source, target, mode="auto")
+    both = [("lm_head.weight", "bfloat16", (VOCABULARY, HIDDEN)), *target]  # packed apart, on a CPU
+    assert plan == make_plan(source, both, mode="checkpoint")
 
 
 def test_an_output_layer_of_its_own_keeps_its_name() -> None:

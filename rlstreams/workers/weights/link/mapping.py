@@ -102,7 +102,7 @@ def loader_name(name: str, held: Container[str], theirs: Collection[str]) -> str
     Args:
         theirs: names of the server's parameters, or of the tensors in the model's folder.
     """
-    if name != _OUTPUT or name in theirs:
+    if name != _OUTPUT:
         return name
     lacking = [other for other in theirs if other.endswith(_EMBEDDINGS) and other not in held]
     return lacking[0] if len(lacking) == 1 else name
