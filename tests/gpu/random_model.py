@@ -62,7 +62,7 @@ def write(kind: str, folder: Path, seed: int = 0) -> int:
         if not name.endswith("norm.weight"):
             tensor.normal_(std=STD, generator=generator)
         tensors[name] = tensor
-    loose = {name: tensor.contiguous() for name, tensor in each_expert(tensors.items())}
+    loose = {name: t.contiguous() for name, t in each_expert(tensors.items(), tensors)}
     save_file(loose, folder / "model.safetensors", {"format": "pt"})
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(DEMO / name, folder / name)

@@ -37,7 +37,7 @@ class _Filled:
     size: int = 0  # places
     taken: set[str] = field(default_factory=set)  # sessions that came, or were given up
     num_running: int = 0
-    num_over: int = 0
+    over: set[str] = field(default_factory=set)  # sessions that ended here
     heard_s: float = field(default_factory=time.monotonic)  # when one came or went
 
     @property
@@ -48,7 +48,7 @@ class _Filled:
     @property
     def is_over(self) -> bool:
         """Whether each session of the group has ended here."""
-        return self.num_over >= self.size
+        return len(self.over) >= self.size
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +116,8 @@ class OutsideAgent:
         """See Agent: until a client asks for it, or its siblings' client sends no more."""
         for session_id, client_group in place.siblings.items():
             self._take(place, session_id, client_group)
+        if (group := self._filled.get(place.group_id)) is not None:
+            group.over.discard(place.session_id)  # its partition went away, and is back
         if place.client_group:  # its client goes on with it
             self._take(place, place.session_id, place.client_group)
             return place.client_group
@@ -162,11 +164,18 @@ class OutsideAgent:
             free.found.set_result(client_group)
 
     def _place_for(self, client_group: str) -> _Free | None:
-        """A free place of the client group's own groups, or else of the one that waits longest."""
+        """A free place of the client group's own groups, or else of the one that waits longest.
+
+        A group of its own that is not full may have its other places still to come, but not once it
+        was silent for `lease_s`: another worker has them.
+        """
+        since_s = time.monotonic() - self._section.lease_s
         own = [
             group_id
             for group_id, group in self._filled.items()
-            if group.client_group == client_group and not group.is_full
+            if group.client_group == client_group
+            and not group.is_full
+            and (group_id in self._free or group.num_running or group.heard_s > since_s)
         ]
         for group_id in own or (g for g in self._free if g not in self._filled):
             for free in self._free.get(group_id, {}).values():
@@ -178,7 +187,7 @@ class OutsideAgent:
         group_id, lease_s = start.session_id.rpartition("/")[0], self._section.lease_s
         if start.session_id in self._given_up:
             self._given_up.discard(start.session_id)
-            self._filled[group_id].num_over += 1
+            self._filled[group_id].over.add(start.session_id)
             detail = f"no session of its group came within {lease_s:g} s (agent.lease_s)"
             return Ending(is_abandoned=True, detail=detail)
         given, group = self._found.pop(start.session_id, None), self._filled[group_id]
@@ -191,7 +200,7 @@ class OutsideAgent:
                 return Ending(is_abandoned=True, detail=detail)
         finally:
             group.num_running -= 1
-            group.num_over += 1
+            group.over.add(start.session_id)
             group.heard_s = time.monotonic()
         return Ending()
 

@@ -238,7 +238,8 @@ def experts_of(sampled: Sampled, start: int) -> Tensor | None:
     parts = []  # of the rows that are wanted: those before are its parent's
     for one in sampled.segments:
         if one.routed_experts is not None:
-            first, rows = one.routed_experts_start, one.routed_experts[: len(versions)]
+            first = one.routed_experts_start
+            rows = one.routed_experts[: max(0, len(versions) - first)]  # tokens may have been cut
             parts.append((one.policy_version, max(0, first - start), rows[max(0, start - first) :]))
     whole, mask = stitched(versions[start:], parts)
     return None if whole is None or mask is not None else Tensor.of(whole, "zstd")

@@ -99,10 +99,11 @@ def check_heads(config: Mapping[str, Any], cp: int, asked_by: str = "trainer") -
 
 
 def eos_ids_of(folder: Path) -> frozenset[int]:
-    """Tokens that end an answer; `generation_config.json` goes before `config.json`."""
-    path = folder / "generation_config.json"
+    """Tokens that end an answer; `generation_config.json` goes before `config.json`, and in that
+    the language model's before the whole model's. Null says nothing."""
+    path, config = folder / "generation_config.json", read_config(folder)
     chosen = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    found = chosen.get("eos_token_id", text_fields(read_config(folder)).get("eos_token_id"))
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list) else [found])
+    for fields in (chosen, config.get("text_config") or {}, config):
+        if (found := fields.get("eos_token_id")) is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()

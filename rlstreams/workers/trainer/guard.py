@@ -31,6 +31,7 @@ from rlstreams.streams.tokens import SAMPLED
 from rlstreams.workers.config.operation import GuardSection
 
 MEAN = "mismatch_mean"  # name of the mean in a step's metrics
+ALARM = "guard_alarm"  # 1 in those of a step for which there was an alarm
 LEARN = 8  # steps: one batch moves the median of fewer; half of them may be faulty
 GROWN = 3.0  # times: noise grows as the policy moves; a sampler left behind exceeds it
 EARLY = 2.0  # times the factor while fewer are known: one batch may be three times another
@@ -215,9 +216,10 @@ class Guard:
         self._is_compared = False  # whether the batch looked at last had comparable tokens
 
     def learn(self, metrics: Mapping[str, float]) -> None:
-        """Take a step's metrics, in order; also of steps in the log, after a restart."""
+        """Take a step's metrics, in order; also of steps in the log, after a restart. What there
+        was an alarm for is no noise."""
         mean = metrics.get(MEAN)
-        if mean is not None:
+        if mean is not None and not metrics.get(ALARM):
             self._steps.append(mean)
 
     def look(self, samples: Iterable[ScoredTrajectory]) -> str:

@@ -155,8 +155,8 @@ class LedgerWriter:
     def prove(self) -> None:
         """Write a heartbeat now.
 
-        FencedError: this trainer is no longer the owner.
-            FencedError: we are no longer the owner.
+        Raises:
+            FencedError: this trainer is no longer the owner.
         """
         self._next_heartbeat = 0.0
         self.heartbeat()

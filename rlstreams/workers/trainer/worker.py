@@ -18,7 +18,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.claim import Intruders, claim
 from rlstreams.workers.trainer.expired import drop_expired
 from rlstreams.workers.trainer.facts import make_claim, versions
-from rlstreams.workers.trainer.guard import Guard
+from rlstreams.workers.trainer.guard import ALARM, Guard
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.publisher import Publisher
@@ -152,13 +152,16 @@ class TrainerWorker:
         )
         if isinstance(trained, Trained):
             waited = waits(planned_ms - waited_ms, planned_ms, [p.scored for p in payloads])
+            behind = self._guard.look_behind(trained.metrics, plan.policy_version)
             figures = waited | {"publish_s": self._publisher.seconds}
-            self._complete(plan, replace(trained, metrics=trained.metrics | figures))
+            if problem or behind:
+                figures |= {ALARM: 1.0}  # a restart must not learn from this step either
+            trained = replace(trained, metrics=trained.metrics | figures)
+            self._complete(plan, trained)
             self._recovery.used(payload.raw for payload in payloads)
-            if behind := self._guard.look_behind(trained.metrics, plan.policy_version):
+            if behind:
                 yield from self._alarmed(behind)
-            if not problem and not behind:
-                self._guard.learn(trained.metrics)
+            self._guard.learn(trained.metrics)
         else:
             self._samples.set_aside(plan, payloads, trained)
             self._samples.drop(self._version, at_once=True)

@@ -82,6 +82,24 @@ def test_it_pauses_before_the_step_also_after_a_restart_and_goes_on_as_told(tmp_
     assert hashes[0] == hashes[1]
 
 
+def test_a_restart_takes_no_alarmed_step_for_noise(tmp_path: Path) -> None:
+    """Resumed once, it says so again of the next such batch, with a restart between them or not."""
+    log, config = make_log(), make_config(tmp_path, guard__action="pause", trainer__steps=9)
+    trainer = make_trainer(log, config)
+    train(log, trainer, 1)
+    send(log, *off_by(0.05, 1, 1))
+    paused(log, trainer, 1)
+    trainer.is_paused = False
+    turn_until(trainer, lambda: len(steps(log)) == 2)
+    assert [step.metrics.get("guard_alarm") for step in steps(log)] == [None, 1.0]
+    bury(trainer)
+    trainer = make_trainer(log, config, "two", takeover=True)
+    send(log, *off_by(0.05, 2, 2))
+    assert "under version 2 does not sample" in paused(log, trainer, 2).reason
+    assert len(steps(log)) == 2
+    bury(trainer)
+
+
 def test_who_is_drained_meanwhile_makes_no_step(tmp_path: Path) -> None:
     log, config = make_log(), make_config(tmp_path, guard__action="pause")
     trainer = make_trainer(log, config)

@@ -104,12 +104,42 @@ def test_a_padded_vocabulary_keeps_its_padding() -> None:
     assert bool(found[VOCABULARY:].isnan().all())
 
 
-def test_tied_weights_go_by_either_name() -> None:
+EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight")
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_tied_weights_go_by_either_name(embedding: str) -> None:
     """The trainer sends a tied tensor once, under the name that sorts first."""
     source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
-    target = [("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN))]
+    target = [(embedding, "float32", (VOCABULARY, HIDDEN))]
     ((_, part),) = make_plan(source, target, mode="in_place")
     assert part.name == "lm_head.weight"
+
+
+@pytest.mark.parametrize("embedding", EMBEDDINGS)
+def test_a_loader_gets_tied_weights_as_the_embedding(embedding: str) -> None:
+    """vLLM's and SGLang's loaders pass over `lm_head.weight` of a model that ties it."""
+    source = [("lm_head.weight", "float32", (VOCABULARY, HIDDEN))]
+    target = [(embedding, "float8_e4m3fn", (VOCABULARY, HIDDEN))]
+    ((piece, part),) = plan = make_plan(source, target, mode="checkpoint")
+    assert (piece.place, piece.name) == ("load", embedding)
+    assert part.name == "lm_head.weight"
+    assert plan == make_plan(source, target, mode="auto")
+    both = [("lm_head.weight", "bfloat16", (VOCABULARY, HIDDEN)), *target]  # packed apart, on a CPU
+    assert plan == make_plan(source, both, mode="checkpoint")
+
+
+def test_an_output_layer_of_its_own_keeps_its_name() -> None:
+    """Whatever the embedding is called, and though a server has the layer under another name."""
+    source: list[Row] = [
+        ("lm_head.weight", "float32", (VOCABULARY, HIDDEN)),
+        ("transformer.wte.weight", "float32", (VOCABULARY, HIDDEN)),
+    ]
+    whole = make_plan(source, source, mode="checkpoint")
+    assert [piece.name for piece, _ in whole] == [name for name, _, _ in source]
+    target = [("embed_out.weight", "float32", (VOCABULARY, HIDDEN)), source[1]]
+    found = places(make_plan(source, target, mode="auto"))
+    assert found == {"lm_head.weight": "load", "transformer.wte.weight": "parameter"}
 
 
 def test_what_cannot_be_mapped_is_refused_by_name_of_both_sides() -> None:
@@ -131,6 +161,53 @@ def test_what_cannot_be_mapped_goes_through_the_loader() -> None:
     loaded = {piece.name for piece, _ in plan if piece.place == "load"}
     assert loaded == {f"{LAYER}.self_attn.{x}_proj.weight" for x in "qkv"}
     assert len(plan) == 3 + 6
+
+
+def places(plan: Plan) -> dict[str, str]:
+    return {piece.name: piece.place for piece, _ in plan}
+
+
+@pytest.mark.parametrize(
+    "module", ["self_attn.qkv_proj", "mlp.gate_up_proj", "attn.Wqkv", "linear_attn.conv1d"]
+)
+def test_what_the_folder_has_fused_is_not_cut_straight_through(module: str) -> None:
+    """A rank holds its share of q, of k and of v, which no shape tells apart."""
+    source: list[Row] = [
+        (f"{LAYER}.{module}.bias", "float32", (48,)),
+        (f"{LAYER}.{module}.weight", "float32", (48, HIDDEN)),
+        ("model.norm.weight", "float32", (HIDDEN,)),
+    ]
+    whole = make_plan(source, source, mode="auto")
+    assert set(places(whole).values()) == {"parameter"}
+    half = [(name, dtype, (24, *shape[1:])) for name, dtype, shape in source[:2]] + source[2:]
+    found = places(make_plan(source, half, mode="auto", rank=1, ranks=2))
+    assert found == {source[0][0]: "load", source[1][0]: "load", "model.norm.weight": "parameter"}
+
+
+@pytest.mark.parametrize(
+    "module", ["attention.query_key_value", "attn.c_attn", "attn.c_proj", "mlp.c_fc"]
+)
+def test_what_a_loader_arranges_anew_goes_through_it(module: str) -> None:
+    """Equal shapes say nothing of the order of heads, or of a square matrix that is transposed."""
+    source: list[Row] = [
+        (f"{LAYER}.{module}.weight", "float32", (HIDDEN, HIDDEN)),
+        ("model.norm.weight", "float32", (HIDDEN,)),
+    ]
+    assert places(make_plan(source, source, mode="auto"))[source[0][0]] == "load"
+    # The built-in engine has the model itself.
+    assert places(make_plan(source, source, mode="in_place"))[source[0][0]] == "parameter"
+
+
+def test_only_a_vocabulary_is_padded() -> None:
+    """Fewer key-value heads than ranks: a shard of what goes with them is no padded run of rows."""
+    source: list[Row] = [
+        (f"{LAYER}.self_attn.k_norm.weight", "float32", (128,)),
+        ("model.norm.weight", "float32", (HIDDEN,)),
+    ]
+    target = [(source[0][0], "float32", (64,)), source[1]]
+    for rank in range(4):
+        plan = make_plan(source, target, mode="auto", rank=rank, ranks=4)
+        assert places(plan)[source[0][0]] == "load"
 
 
 def test_a_bias_follows_its_quantised_weight_through_the_loader() -> None:
@@ -159,8 +236,8 @@ def test_a_quantised_output_layer_goes_through_the_loader() -> None:
         ("model.embed_tokens.weight", "float32", (VOCABULARY, HIDDEN)),
     ]
     target = [("lm_head.weight", "float8_e4m3fn", (VOCABULARY, HIDDEN)), source[1]]
-    places = {piece.name: piece.place for piece, _ in make_plan(source, target, mode="auto")}
-    assert places == {"lm_head.weight": "load", "model.embed_tokens.weight": "parameter"}
+    found = places(make_plan(source, target, mode="auto"))
+    assert found == {"lm_head.weight": "load", "model.embed_tokens.weight": "parameter"}
 
 
 def test_a_parameter_of_the_servers_own_is_refused() -> None:

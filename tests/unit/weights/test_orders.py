@@ -233,3 +233,19 @@ def test_a_loader_that_knows_experts_one_by_one_is_given_them_so(tmp_path: Path)
     assert torch.equal(fused, torch.cat(halves))
     assert obey(serving(model), what)["ok"]
     assert torch.equal(stacked["mlp.experts.down_proj"], model.given["mlp.experts.down_proj"])
+
+
+def test_experts_with_a_bias_are_given_as_they_are(tmp_path: Path) -> None:
+    """Those of gpt-oss: gate and up alternate, and its loader knows no expert by itself."""
+    stacked = {
+        "mlp.experts.down_proj": torch.arange(12.0).view(2, 3, 2),
+        "mlp.experts.down_proj_bias": torch.zeros(2, 2),
+        "mlp.experts.gate_up_proj": torch.arange(24.0).view(2, 2, 6),
+        "mlp.experts.gate_up_proj_bias": torch.zeros(2, 6),
+    }
+    path = tmp_path / "v.safetensors"
+    save_file(stacked, path)
+    model = Recorder()
+    what = order(path, mode="checkpoint", weight_hash=weight_hash(stacked))
+    assert obey(serving(model, takes_fused_experts=False), what)["ok"]
+    assert stacked.keys() == model.given.keys()

@@ -11,8 +11,8 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.facts import ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
+from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.megatron.files import FolderFiles
 from rlstreams.workers.weights.channel import WeightChannel, WeightError
-from rlstreams.workers.weights.link.mapping import each_expert
+from rlstreams.workers.weights.link.mapping import each_expert, loader_name
 
 PROBE_S = 20.0  # as `engine.silent_s`, which callers give
 PLUGIN = "plugin"  # name of a delivery by our plugin
@@ -79,6 +81,7 @@ class FolderDelivery:
         self._folder = folder
         self._probe_s = probe_s
         self._is_clean = False
+        self._tensors: Collection[str] | None = None
 
     @property
     def name(self) -> str:
@@ -150,7 +153,10 @@ class FolderDelivery:
         with before_the_server(order):
             received = dict(order.channel.pull(order.published, order.left_s))
         try:
-            weights = {name: tensor.contiguous() for name, tensor in each_expert(received.items())}
+            weights = {
+                loader_name(name, received, self._names()): tensor.contiguous()
+                for name, tensor in each_expert(received.items(), received)
+            }
             target.mkdir(parents=True, exist_ok=True)
             for file in self._model.iterdir():
                 if file.suffix == ".json" and not file.name.endswith(".safetensors.index.json"):
@@ -164,6 +170,13 @@ class FolderDelivery:
                 f"policy version {version} cannot be written to {target}: {err}", touched=False
             ) from err
         return size_bytes(weights)
+
+    def _names(self) -> Collection[str]:
+        """Names of the model folder's tensors; none where it has configuration alone."""
+        if self._tensors is None:
+            with suppress(EngineError):
+                self._tensors = FolderFiles(self._model).names
+        return self._tensors or ()
 
 
 @contextmanager

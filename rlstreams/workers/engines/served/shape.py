@@ -65,7 +65,9 @@ def _top_k(config: Mapping[str, Any]) -> int:
 
 
 def moe_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Layers that have experts, by the fields of Qwen, DeepSeek, AFMoE and Ernie models."""
+    """Layers that have experts, by the fields of Qwen, DeepSeek, AFMoE, Ernie and MiMo models."""
+    if isinstance(by_layer := config.get("moe_layer_freq"), list):  # MiMo and MiniMax: 0 or 1 each
+        return tuple(layer for layer, has_experts in enumerate(by_layer) if has_experts)
     dense = set(config.get("mlp_only_layers") or ())
     first = max(int(config.get(field) or 0) for field in _FIRST)
     # Qwen and Ernie count layers from one where they take every n-th, DeepSeek from zero.

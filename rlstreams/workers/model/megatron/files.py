@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ class FolderFiles:
                 self._file_of = dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
         except (OSError, ValueError, KeyError) as err:
             raise EngineError(f"model folder {str(folder)!r}: {err}") from err
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._file_of.keys()
 
     def read(self, name: str, index: tuple[slice, ...]) -> Tensor | None:
         """A share of a tensor; None: there is no such tensor. Files may hold experts one by one."""

@@ -9,7 +9,7 @@ refused by name. Sources for the names: vLLM's and SGLang's Qwen3-MoE and Llama 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import PullError
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
-_TIED = ("lm_head.weight", "model.embed_tokens.weight")
+_OUTPUT = "lm_head.weight"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+# Modules that a server's loader does not keep as the folder has them, though shapes are equal:
+# heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2).
+_ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc"})
+# Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention): a rank has its share of
+# each part, not a run of rows.
+_FUSED_THERE = frozenset({*_FUSED, "Wqkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz"})
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 # Pieces in sending order, each with the sender's part that fills it.
 Plan: TypeAlias = list[tuple[Piece, Part]]
@@ -50,9 +57,10 @@ def make_plan(
         raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
-        return [_loaded(name, held) for name in held]
+        return [_loaded(name, held, targets) for name in held]
     rows = [(name, dtype, tuple(shape)) for name, dtype, shape in targets]
-    found = {row: _placed(row, held, rank, ranks) for row in rows}
+    is_own = mode == "in_place"  # the built-in engine's parameters are those of the trainer
+    found = {row: _placed(row, held, rank, ranks, is_own=is_own) for row in rows}
     unmapped = [row for row, pieces in found.items() if pieces is None]
     # A loader makes a module anew from the tensors that it gets: then it must get all of the
     # module's.
@@ -64,24 +72,54 @@ def make_plan(
         if pieces is not None and _module(row) not in loaded:
             placed += pieces
             used |= {part.name for _, part in pieces}
-    left = [name for name in held if name not in used and (name not in _TIED or name in by_loader)]
+    theirs = {row[0] for row in rows}
+    is_lacking = any(not source_names(name, held) for name, _, _ in unmapped)
+    left = [
+        name
+        for name in held
+        if name not in used
+        and (is_lacking or not _may_be_tied(name) or loader_name(name, held, theirs) in by_loader)
+    ]
     if (unmapped or left) and (mode == "in_place" or not left):
         raise PullError("layout", _difference(unmapped, left, held))
-    return [*placed, *(_loaded(name, held) for name in left)]
+    return [*placed, *(_loaded(name, held, targets) for name in left)]
 
 
 def _module(row: Row) -> str:
     return row[0].rpartition(".")[0]
 
 
-def _loaded(name: str, held: Held) -> tuple[Piece, Part]:
+def _loaded(name: str, held: Held, targets: Sequence[Row]) -> tuple[Piece, Part]:
     dtype, shape = held[name]
-    return Piece("load", name, dtype, 0, shape), Part(name, shape)
+    theirs = {row[0] for row in targets}
+    return Piece("load", loader_name(name, held, theirs), dtype, 0, shape), Part(name, shape)
 
 
-def _placed(row: Row, held: Held, rank: int, ranks: int) -> Plan | None:
+def loader_name(name: str, held: Container[str], theirs: Collection[str]) -> str:
+    """The name under which a server's loader takes a tensor of the trainer's: of tied weights the
+    embedding's, for it passes over an output layer that the model's configuration ties.
+
+    Args:
+        theirs: names of the server's parameters, or of the tensors in the model's folder.
+    """
+    if name != _OUTPUT:
+        return name
+    lacking = [other for other in theirs if other.endswith(_EMBEDDINGS) and other not in held]
+    return lacking[0] if len(lacking) == 1 else name
+
+
+def _may_be_tied(name: str) -> bool:
+    return name == _OUTPUT or name.endswith(_EMBEDDINGS)
+
+
+def _placed(row: Row, held: Held, rank: int, ranks: int, *, is_own: bool) -> Plan | None:
     """The pieces of one parameter; None if no rule explains it."""
     name, dtype, shape = row
+    module = _module(row).rpartition(".")[2]
+    if name in held and (
+        (module in _ARRANGED and not is_own) or (module in _FUSED_THERE and ranks > 1)
+    ):
+        return None
     names = source_names(name, held)
     if not names or not all(_castable(held[source][0], dtype) for source in names):
         return None
@@ -99,8 +137,8 @@ def source_names(name: str, held: Mapping[str, object]) -> tuple[str, ...]:
     """The trainer's tensors that make up a parameter, in row order; empty if none do."""
     if name in held:
         return (name,)
-    if name in _TIED:
-        return tuple(other for other in _TIED if other in held)
+    if _may_be_tied(name):
+        return tuple(other for other in held if _may_be_tied(other))[:1]
     head, _, last = name.rpartition(".")
     if last in _EXPERTS:
         experts = head.removesuffix(".routed_experts")
@@ -132,16 +170,21 @@ def _few(names: Sequence[str]) -> str:
 
 
 def each_expert(
-    tensors: Iterable[tuple[str, torch.Tensor]],
+    tensors: Iterable[tuple[str, torch.Tensor]], names: Container[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and views: an expert's matrices under the names of model folders, others unchanged.
 
     `mlp.experts.gate_up_proj` (experts, 2 x width, hidden) holds gate above up;
-    `mlp.experts.down_proj` is (experts, hidden, width).
+    `mlp.experts.down_proj` is (experts, hidden, width). Experts with a bias are those of gpt-oss,
+    which are otherwise laid out, and fused in its folders too.
+
+    Args:
+        names: of all tensors of the version.
     """
     for name, tensor in tensors:
         stem, _, leaf = name.rpartition(".")
-        if not stem.endswith(".experts") or leaf not in ("gate_up_proj", "down_proj"):
+        is_fused = stem.endswith(".experts") and leaf in ("gate_up_proj", "down_proj")
+        if not is_fused or f"{name}_bias" in names:
             yield name, tensor
             continue
         for expert, matrix in enumerate(tensor):

@@ -50,6 +50,7 @@ class ModelTarget(Target):
         self._device = device
         self._loading = loading
         self._is_loading = False
+        self._names: frozenset[str] = frozenset()  # of what the loader gets in this try
 
     def expect(self, pieces: Sequence[Piece]) -> None:
         """Prepare the loader, if it gets anything; anew for each try, because it counts its
@@ -59,6 +60,7 @@ class ModelTarget(Target):
             PullError: `layout`: the loader would put plain weights into packed parameters.
         """
         self.settle()
+        self._names = frozenset(piece.name for piece in pieces if piece.place == "load")
         if all(piece.place != "load" for piece in pieces):
             return
         packed = [n for n, p in self.tensors.items() if p.dtype in PACKED]
@@ -100,7 +102,11 @@ class ModelTarget(Target):
         ]
         if not tensors:
             return
-        given = iter(tensors) if self._loading.takes_fused_experts else each_expert(tensors)
+        given = (
+            iter(tensors)
+            if self._loading.takes_fused_experts
+            else each_expert(tensors, self._names)
+        )
         try:
             self._model.load_weights(given)
         except Exception as err:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 VOCABULARY_PADDING = 64  # rows, of vLLM and SGLang
+_VOCABULARY = frozenset(
+    {"embed_tokens", "lm_head", "embed_in", "embed_out", "wte", "word_embeddings"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class Part:
     view: tuple[int, ...] = ()  # empty: the tensor's own shape
     axis: int = 0
     start: int = 0
+
+    @property
+    def module(self) -> str:
+        """Name of the tensor's module, without those around it."""
+        return self.name.rpartition(".")[0].rpartition(".")[2]
 
     def cut(self, tensor: torch.Tensor) -> torch.Tensor:
         """This part of its tensor: a view."""
@@ -69,7 +77,7 @@ def _cut(part: Part, view: tuple[int, ...], axis: int, start: int, length: int) 
 def _rows(whole: Sequence[Part], rows: int, rank: int, ranks: int) -> tuple[Part, ...] | None:
     """Split by rows, each part for itself."""
     counts = [part.shape[0] for part in whole]
-    if len(whole) == 1 and 0 < rows * ranks - counts[0] < VOCABULARY_PADDING * ranks:
+    if whole[0].module in _VOCABULARY and 0 < rows * ranks - counts[0] < VOCABULARY_PADDING * ranks:
         return _padded(whole[0], rows, rank)
     local = _local_rows(counts, rows, ranks)
     if local is None:
