@@ -45,6 +45,7 @@ from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.owner_lock import OwnedError, held, is_held
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.synced import write_whole
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
@@ -270,9 +271,7 @@ class EmbeddedBroker:
             return None  # not there, or emptied by a power cut: the data hold their cluster id
 
     def _write_state(self, state: BrokerState) -> None:
-        beside = self.folder / "broker.json.tmp"
-        beside.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
-        beside.replace(self.folder / "broker.json")
+        write_whole(self.folder / "broker.json", f"{json.dumps(asdict(state))}\n".encode())
 
     def _write_settings(self, state: BrokerState) -> None:
         extra = {**broker_settings(self.folder), **self._extra}
