@@ -32,6 +32,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.segments import num_sampled
 from rlstreams.streams.sessions.chain import NoChainError, main_chain
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
@@ -270,7 +271,7 @@ def _plain(
         event = record.event
         name = event.group_id, event.sample
         rewards[name] = event.reward
-        lengths[name] = sum(len(s.token_ids) for s in event.segments if s.author == "policy")
+        lengths[name] = num_sampled(event)
         if name not in of_sessions:
             yield _Case(name, partial(_of_trajectory, event, asked, decode))
 

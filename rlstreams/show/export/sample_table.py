@@ -34,6 +34,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome, Sample
+from rlstreams.streams.segments import sampled_segments
 from rlstreams.streams.tokens import TokenTable, token_table
 from rlstreams.words.spelling import Spelling
 
@@ -168,7 +169,7 @@ def _row(
     except TensorError:
         log.num_unreadable += 1
         return
-    sampled = [segment for segment in event.segments if segment.author == "policy"]
+    sampled = sampled_segments(event)
     yield {
         "id": f"{event.group_id}/{event.sample}",
         "group_id": event.group_id,
