@@ -51,7 +51,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
     for check in model_checks(model, config.model.dtype):
         print(f"{check.name}: {check.found}")
     encoder = prompt_encoder(config)
-    rows = first_rows(config.data, "data.train", args.rows)
+    rows = first_rows(config.data, args.rows)
     print("loading the model ...", flush=True)
     from rlstreams.workers.model.base import EngineError
 

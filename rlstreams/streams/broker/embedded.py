@@ -201,10 +201,10 @@ class EmbeddedBroker:
         if state is None:
             return False
         os.kill(state.pid, signal.SIGTERM)
-        if not self._gone_within(STOP_S):
+        if not self._is_gone():
             _to_stderr(f"broker {state.pid} ignored SIGTERM for {STOP_S:.0f} s, killing it")
             os.kill(state.pid, signal.SIGKILL)
-            if not self._gone_within(STOP_S):
+            if not self._is_gone():
                 raise DeadlineError(f"broker {state.pid} outlived SIGKILL by {STOP_S:.0f} s")
         return True
 
@@ -233,8 +233,9 @@ class EmbeddedBroker:
                 f"`rlstreams broker stop {self.folder}`, or choose another folder"
             ) from None
 
-    def _gone_within(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+    def _is_gone(self) -> bool:
+        """Whether the broker has ended, after at most `STOP_S`."""
+        deadline = time.monotonic() + STOP_S
         while self.status() is not None:
             if time.monotonic() > deadline:
                 return False
