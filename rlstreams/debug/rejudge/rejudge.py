@@ -99,12 +99,16 @@ def grader_of(
             f"reward.verifier is {section.verifier!r}: {whose} gave the rewards, and cannot be "
             "asked again; name who judges, --reward FILE.py:NAME or --verifier NAME"
         )
-    places = [section.verifier, *(part.verifier for part in section.parts)]
-    files = {name: sha for place in places for name, sha in code_hashes(place).items()}
-    says = json.dumps([msgspec.to_builtins(section), sorted(files.items())], sort_keys=True)
+    files = sorted(files_of(section).items())
+    says = json.dumps([msgspec.to_builtins(section), files], sort_keys=True)
     with make_verifier(section) as judges:
         hashed = hashlib.sha256(says.encode()).hexdigest()
         yield Grader(name=section.verifier, hash=hashed, verifier=judges)
+
+
+def files_of(section: RewardSection) -> dict[str, str]:
+    """Return the SHA-256 of the code files of all verifiers, by path."""
+    return {path: sha for name in section.verifiers for path, sha in code_hashes(name).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
