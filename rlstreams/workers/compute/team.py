@@ -56,11 +56,8 @@ class FollowerError(RankLostError):
 
 
 def start_follower(end: socket.socket, gpu: str, *words: str, program: str = PROGRAM) -> Child:
-    """Start a follower on this host, at this end of its link; its output is the caller's log.
-
-    Args:
-        words: further arguments; see `follower`.
-    """
+    """Start a follower on this host, at this end of its link, with further arguments of its
+    program; it writes to the caller's log."""
     return Child.started(
         [sys.executable, "-m", program, str(end.fileno()), *words],
         orphaned=Orphaned.DIES,
