@@ -36,7 +36,7 @@ OWN_IMPORTS: Mapping[str, tuple[str, ...]] = {
         "rlstreams.workers.model",
         "rlstreams.workers.weights",
     ),
-    "rlstreams.workers.weights": ("rlstreams.schemas",),
+    "rlstreams.workers.weights": ("rlstreams.schemas", "rlstreams.streams.synced"),
     "rlstreams.workers": ("rlstreams.schemas", "rlstreams.streams"),
     "rlstreams": (),
     "infra": ("rlstreams",),

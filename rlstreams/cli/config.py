@@ -24,17 +24,16 @@ GROUP = Group("config", "what a configuration means: its fields, its loss, a ser
 @option("--why", metavar="FIELD", help="explain one field and where its value is set", default="")
 def show(args: Namespace) -> int:
     """print every field, its value and its origin"""
-    from rlstreams.workers.config.load import load_with_origins, resolved_json
+    from rlstreams.workers.config.load import load_with_origins, resolved_json, tree_of
     from rlstreams.workers.config.shown import toml_lines, why
 
     loaded = load_with_origins(*args.config)
-    resolved = resolved_json(loaded.config)
     if args.why:
-        print("\n".join(why(args.why, json.loads(resolved), loaded.history)))
+        print("\n".join(why(args.why, tree_of(loaded.config), loaded.history)))
     elif args.json:
-        print(resolved)
+        print(resolved_json(loaded.config))
     else:
-        print("\n".join(toml_lines(json.loads(resolved), loaded.origins)))
+        print("\n".join(toml_lines(tree_of(loaded.config), loaded.origins)))
     return 0
 
 

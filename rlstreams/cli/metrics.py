@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import shlex
@@ -213,14 +212,14 @@ def _write(args: Namespace, config: RunConfig, stop: Stop) -> int:
 
 def _about(config: RunConfig, log: RunLog, args: Namespace) -> About:
     from rlstreams.show.track.sinks import About
-    from rlstreams.workers.config.load import resolved_json
+    from rlstreams.workers.config.load import tree_of
 
     cluster = hashlib.sha256(log.bus.cluster_id().encode()).hexdigest()[:8]
     return About(
         run=config.run.id,
         identity=f"{config.run.id}-{cluster}",
         folder=config.folder,
-        config=json.loads(resolved_json(config)),
+        config=tree_of(config),
         look=f"rlstreams web {shlex.join(args.config.names)}",
     )
 

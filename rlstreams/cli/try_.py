@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
     from rlstreams.workers.dataset.limits import PromptEncoder
     from rlstreams.workers.dataset.row import Row
-    from rlstreams.workers.rollout.turns import Turns
     from rlstreams.workers.sandbox.reward import Verifier
 
 
@@ -52,7 +51,7 @@ def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
     for check in model_checks(model, config.model.dtype):
         print(f"{check.name}: {check.found}")
     encoder = prompt_encoder(config)
-    rows = first_rows(config.data, "data.train", args.rows)
+    rows = first_rows(config.data, args.rows)
     print("loading the model ...", flush=True)
     from rlstreams.workers.model.base import EngineError
 
@@ -72,12 +71,8 @@ def _answers(
     num_samples: int,
 ) -> int:
     from rlstreams.check.trial.sample import Trial, row_lines, spent, summary
-    from rlstreams.workers.rollout.turns import make_turns
 
-    def turns(vocab_size: int) -> Turns | None:
-        return make_turns(config, vocab_size=vocab_size, note=print)
-
-    trial = Trial(config, verifier, encoder, turns)
+    trial = Trial(config, verifier, encoder, note=print)
     try:
         tried = trial.run(rows, num_samples)
     finally:

@@ -179,7 +179,6 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
     from rlstreams.workers.loop.agreement import check_alone, check_ordinal
     from rlstreams.workers.loop.compared import ClaimCheck, ComparedRole
     from rlstreams.workers.loop.control import ControlFollower, ControlledRole
-    from rlstreams.workers.loop.foreign import ForeignRecords
     from rlstreams.workers.loop.stall import Watchdog, turn_limit_s
     from rlstreams.workers.loop.standalone import StandaloneRole
 
@@ -213,7 +212,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
                 return
         is_compared = args.role != "trainer"  # all others compare theirs with the trainer's claim
         if is_compared:
-            ClaimCheck(context, ForeignRecords(context.worker, bus.schemas())).at_start()
+            ClaimCheck(context).at_start()
         if joined is not None:  # it may have been refused, and nobody has heard of it
             _import_first(config, args.role)
             ordinal = take_seat(bus, args.role, context.instance, args.ordinal)

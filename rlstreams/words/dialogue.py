@@ -12,7 +12,7 @@ from typing import Any
 from rlstreams.schemas.events import CallCommitted, Tensor, TensorError
 from rlstreams.streams.sessions.chain import unpacked
 from rlstreams.streams.sessions.figures import Said, Spoken, Words
-from rlstreams.words.spelling import NUMBERS, Spelling
+from rlstreams.words.spelling import Spelling
 from rlstreams.workers.gateway.canonical import plain
 from rlstreams.workers.gateway.http.chat import Chat
 from rlstreams.workers.gateway.http.dialect import Dialect
@@ -83,7 +83,4 @@ def _tokens(parts: Iterable[Tensor], spelling: Spelling) -> str:
         ids = [int(token) for part in parts for token in part.numpy()]
     except TensorError as err:
         return f"tokens that cannot be read: {err}"
-    try:
-        return spelling.plain(ids)
-    except (OverflowError, TypeError):  # a foreign writer's: no tokens of the model
-        return NUMBERS.plain(ids)
+    return spelling.plain(ids)

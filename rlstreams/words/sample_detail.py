@@ -20,6 +20,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.lineage.fold import Lineage, TrainedIn
 from rlstreams.streams.log.record import Position, Record
+from rlstreams.streams.segments import is_sampled, num_sampled, sampled_segments
 from rlstreams.streams.tokens import TokenTable, mismatch, token_table
 from rlstreams.words.spelling import NUMBERS, Spelling, words
 
@@ -112,13 +113,12 @@ def _loaded(load: PolicyLoaded) -> Stage:
 
 
 def _rolled_out(event: Trajectory, position: Position | None) -> Stage:
-    sampled = [segment for segment in event.segments if segment.author == "policy"]
+    sampled = sampled_segments(event)
     versions = list(dict.fromkeys(segment.policy_version for segment in sampled))
-    num_tokens = sum(len(segment.token_ids) for segment in sampled)
     ends = ", ".join(dict.fromkeys(s.finish_reason for s in sampled if s.finish_reason))
     ended = f"; {ends}" if ends else ""
     said = [segment for segment in event.segments if segment.author == "environment"]
-    tokens = f"{num_tokens} tokens"
+    tokens = f"{num_sampled(event)} tokens"
     if said:
         others = sum(len(segment.token_ids) for segment in said)
         tokens += f" in {1 + len(said)} turns, {others} by the environment between them"
@@ -172,7 +172,7 @@ def staleness(lineage: Lineage) -> dict[int, int]:
     return {
         number: base - segment.policy_version
         for number, segment in enumerate(rollout.segments)
-        if segment.author == "policy" and len(segment.token_ids)
+        if is_sampled(segment)
     }
 
 

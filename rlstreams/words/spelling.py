@@ -18,7 +18,7 @@ class Spelling:
     """Functions from tokens to text, and the hash of their tokenizer."""
 
     decode: Callable[[Sequence[int]], str]  # special tokens are shown
-    plain: Callable[[Sequence[int]], str]  # special tokens are left out
+    plain: Callable[[Sequence[int]], str]  # special tokens are left out; takes any numbers
     hash: str  # of the tokenizer; empty: tokens are shown as numbers
 
 
@@ -74,8 +74,15 @@ def spelling(named: str, of_run: str) -> Spelling:
         if named:
             raise ConfigError(f"--tokenizer: {err}") from err
         return NUMBERS
+
+    def plain(token_ids: Sequence[int]) -> str:
+        try:
+            return tokenizer.decode(token_ids)
+        except (OverflowError, TypeError):  # a foreign writer's: no tokens of the model
+            return _numbers(token_ids)
+
     return Spelling(
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-        plain=tokenizer.decode,
+        plain=plain,
         hash=tokenizer.hash,
     )

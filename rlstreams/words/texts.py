@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlstreams.schemas.events import TensorError, Trajectory
 from rlstreams.streams.rows import main_row
-from rlstreams.words.spelling import NUMBERS, Spelling
+from rlstreams.words.spelling import Spelling
 
 KEPT_CHARACTERS = 400_000_000  # of all texts; then the oldest are forgotten
 HEAD, TAIL = 110, 50  # characters that are shown of a long text
@@ -63,8 +63,8 @@ class _Tokens:
     def text(self, spelling: Spelling) -> SampleText:
         """Spell the tokens."""
         return SampleText(
-            prompt=sys.intern(_spelled(self.prompt_N, spelling)),  # siblings share it
-            answer=_spelled(self.answer_N, spelling),
+            prompt=sys.intern(spelling.plain(self.prompt_N.tolist())),  # siblings share it
+            answer=spelling.plain(self.answer_N.tolist()),
             reward=self.reward,
             parts=self.parts,
             note=self.note,
@@ -83,13 +83,6 @@ def _tokens_of(event: Trajectory) -> _Tokens:
         parts=dict(event.reward_parts),
         note=event.reward_note,
     )
-
-
-def _spelled(ids_N: Ids, spelling: Spelling) -> str:
-    try:
-        return spelling.plain(ids_N.tolist())
-    except (OverflowError, TypeError):  # a foreign writer's: no tokens of the model
-        return NUMBERS.plain(ids_N.tolist())
 
 
 class Texts:

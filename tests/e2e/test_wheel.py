@@ -19,7 +19,7 @@ from rlstreams.workers.config.packaged import example
 from rlstreams.workers.dataset.open import first_rows
 config = load([example("demo.toml")], [])
 assert (example("demo/model") / "model.safetensors").is_file()
-assert len(first_rows(config.data, "data.train", 3)) == 3
+assert len(first_rows(config.data, 3)) == 3
 """
 _ACCURACY = re.compile(
     r"held-out \w+ from (\d\.\d\d) \(version 0\) to (\d\.\d\d) \(version (\d+)\)"

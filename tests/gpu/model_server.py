@@ -112,7 +112,7 @@ class Vllm(ModelServer):
 
     def command(self, model: Path, port: int) -> list[str]:
         """Development routes, our plugin, dummy weights."""
-        transfer = json.dumps({"backend": payloads.VLLM_BACKEND})
+        transfer = json.dumps({"backend": "rlstreams"})
         command = ["-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
         command += ["--port", str(port), "--model", str(model), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", "--weight-transfer-config", transfer]

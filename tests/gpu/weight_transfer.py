@@ -30,7 +30,6 @@ from rlstreams.schemas.events import PullRequested
 from rlstreams.workers.weights.collective import CollectiveWeightServer
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.sender import Limits
-from rlstreams.workers.weights.snapshot import PLACES
 from tests.gpu.model_rows import SHAPES, server_rows, trainer_rows
 from tests.gpu.puller import device_of, fill, make, run
 from tests.gpu.yardstick import broadcast
@@ -297,7 +296,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(SHAPES), default="30b-a3b")
     parser.add_argument("--pullers", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--place", choices=PLACES, default="device")
+    parser.add_argument("--place", choices=("auto", "device", "pinned"), default="device")
     parser.add_argument("--stall-deadline", type=float, default=10.0)
     parser.add_argument("--no-loss", action="store_true", help="kill nobody")
     parser.add_argument("--out", type=Path)

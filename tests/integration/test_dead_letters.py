@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main
+from rlstreams.schemas import decode
 from rlstreams.schemas.events import ClosedGroups, DeadLetter, Event, Prompt
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.log.codec import decoded, outgoing
@@ -28,6 +29,7 @@ from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.logprob.worker import make_worker as make_logprob
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.runtime import Role
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.prompts.worker import PromptsWorker
@@ -116,7 +118,7 @@ class Site:
         )
         return make_rollout(self.context("rollout"), self.bus, engine, FileWeightChannel(), sampler)
 
-    def intake(self, weight_hash: str) -> Intake:
+    def intake(self, weight_hash: str, reporter: Reporter) -> Intake:
         return Intake(
             self.context("trainer"),
             self.bus,
@@ -126,6 +128,7 @@ class Site:
             max_tokens=100,
             start=(),
             hashes={0: weight_hash},
+            reporter=reporter,
         )
 
 
@@ -178,7 +181,8 @@ def test_strangers_stop_nobody_and_are_all_named(
     site.says(PROMPTS, *prompts, partition=0)
     logprob = make_logprob(site.context("logprob"), site.bus, FakeScorer(), FileWeightChannel())
     roles: list[Role] = [site.rollout(), logprob]
-    intake = site.intake(weight_hash)
+    reporter = Reporter(site.context("trainer"))
+    intake = site.intake(weight_hash, reporter)
     drive(site, roles, intake)
     site.says(DEAD_LETTERS, *intake.letters)
     for role in (*roles, intake):
@@ -186,7 +190,8 @@ def test_strangers_stop_nobody_and_are_all_named(
     found = site.letters()
     assert EXPECTED == Counter(letter.origin_topic for letter in found)
     assert {("", -1, "decode")} == {(x.group_id, x.sample, x.reason) for x in found}
-    assert 3 == intake._foreign.num
+    (report,) = reporter.last_report()
+    assert 3 == decode(b"".join(report.value)).counters["foreign_records"]
 
     operators_see_them(site, found, tmp_path, capsys)
     a_group_is_asked_for_again(site, tmp_path, capsys)

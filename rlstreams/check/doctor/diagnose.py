@@ -134,7 +134,7 @@ def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
         names = f"{name} and {environment}" if environment else name
         when = "while the server of [judge] is up" if has_data else "where the data is"
         return ok("verifier", f"{names} can be loaded; tried {when}, not here")
-    row = first_rows(config.data, "data.train", 1)[0]
+    row = first_rows(config.data, 1)[0]
     with make_verifier(config.reward) as verifier:
         try:
             judged = verifier.judge(

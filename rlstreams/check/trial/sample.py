@@ -12,20 +12,18 @@ from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import Prompt
 from rlstreams.words.screen import visible
+from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.row import Row
-from rlstreams.workers.engines.base import FinishReason, Sampling
+from rlstreams.workers.engines.base import FinishReason
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.device import usable
-from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.prompts.issue import prompt_of
 from rlstreams.workers.rollout.episode import Played
-from rlstreams.workers.rollout.sampling import Sampler
-from rlstreams.workers.rollout.turns import Turns
 from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
 from rlstreams.workers.sandbox.user_code import UserCodeError
 
@@ -159,18 +157,8 @@ def loaded(config: RunConfig) -> tuple[FolderChannel, BuiltinEngine]:
     Raises:
         EngineError: the model cannot be loaded or decoded.
     """
-    folder = model_folder(config.model.path)
-    channel = FolderChannel(folder, config.model.dtype)
-    engine = BuiltinEngine(
-        folder,
-        slots=config.rollout.slots,
-        threads=config.model.threads,
-        capture_experts=False,
-        pull_deadline_s=config.weights.pull_deadline_s,
-        device=device_of(config),
-        dtype=config.model.dtype,
-    )
-    return channel, engine
+    channel = FolderChannel(model_folder(config.model.path), config.model.dtype)
+    return channel, builtin_engine(config, device_of(config))
 
 
 def device_of(config: RunConfig) -> str:
@@ -206,7 +194,7 @@ class Trial:
     """Model and verifier, loaded.
 
     Args:
-        turns: makes the `Turns` of samples of several turns, for an engine's vocabulary.
+        note: called with what the user should know of the environment's code.
 
     Raises:
         EngineError: from the constructor: the model cannot be loaded or decoded.
@@ -217,30 +205,15 @@ class Trial:
         config: RunConfig,
         verifier: Verifier,
         encoder: PromptEncoder,
-        turns: Callable[[int], Turns | None] = lambda _: None,
+        note: Callable[[str], None],
     ) -> None:
         started_s = time.monotonic()
         self.times = Times()
         self._config = config
         self._encoder = encoder
         self._channel, self._engine = loaded(config)
-        rollout = config.rollout
-        self._tokenizer = Tokenizer.load(model_folder(config.model.path))
         self._verifier = verifier
-        self._sampler = Sampler(
-            engine=self._engine,
-            verifier=verifier,
-            tokenizer=self._tokenizer,
-            sampling=Sampling(
-                temperature=rollout.temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
-                max_new_tokens=rollout.max_new_tokens,
-            ),
-            turns=turns(self._engine.vocab_size),
-            max_attempts=rollout.max_attempts,
-            deadline_s=rollout.sample_deadline_s,
-        )
+        self._sampler = sampler_of(config, self._engine, verifier, note)
         self.times.load_s = time.monotonic() - started_s
 
     def run(self, rows: Sequence[Row], num_samples: int) -> list[TriedRow]:
@@ -269,7 +242,7 @@ class Trial:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return self._sampler.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def _sample(
         self, prompts: Sequence[Prompt], num_samples: int

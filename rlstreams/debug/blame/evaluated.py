@@ -18,18 +18,15 @@ from rlstreams.schemas.events import EVALUATE, Prompt
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.run.run_log import RunLog
-from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.engines.folder_channel import HeldWeights
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.device import nearest_devices
-from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
+from rlstreams.workers.model.tokenizer import TokenizerError
 from rlstreams.workers.rollout.episode import Played
-from rlstreams.workers.rollout.sampling import Sampler, sampling_of
-from rlstreams.workers.rollout.turns import make_turns
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.rollout.worker import CLOSE_S, REASONS
 
@@ -91,26 +88,9 @@ class Evaluator:
                 make_verifier(judged_by_server(config.reward, config.judge))
             )
             try:
-                folder = model_folder(config.model.path)
-                self._engine = BuiltinEngine(
-                    folder,
-                    slots=config.rollout.slots,
-                    threads=config.model.threads,
-                    capture_experts=False,
-                    pull_deadline_s=config.weights.pull_deadline_s,
-                    device=nearest_devices("rollout.device", config.rollout.device, 1)[0],
-                    dtype=config.model.dtype,
-                )
-                self._sampler = Sampler(
-                    engine=self._engine,
-                    verifier=self._verifier,
-                    tokenizer=Tokenizer.load(folder),
-                    sampling=sampling_of(config.rollout),
-                    evaluation=sampling_of(config.evaluation),
-                    turns=make_turns(config, vocab_size=self._engine.vocab_size),
-                    max_attempts=config.rollout.max_attempts,
-                    deadline_s=config.rollout.sample_deadline_s,
-                )
+                device, _ = nearest_devices("rollout.device", config.rollout.device, 1)
+                self._engine = builtin_engine(config, device)
+                self._sampler = sampler_of(config, self._engine, self._verifier)
             except (EngineError, TokenizerError) as err:
                 raise ConfigError(f"model.path: {err}") from err
             self._loop = EngineThread()

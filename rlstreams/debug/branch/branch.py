@@ -11,7 +11,6 @@ in between leaves no run that would begin anew under the branch's name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.streams.run.places import CONFIG_FILE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import override_layer, tree_layer
-from rlstreams.workers.config.load import from_json, merged, resolved_json
+from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_of
 from rlstreams.workers.config.run import BrokerSection, RunConfig
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import other_files_text
@@ -110,7 +109,7 @@ def branch_config(
         broker=broker,
         demo=replace(recorded.demo, kills=()),
     )
-    left = tree_layer(json.loads(resolved_json(own)), "the parent's configuration")
+    left = tree_layer(tree_of(own), "the parent's configuration")
     set_here = dict(set_pairs(settings))
     for field, instead in _NAMED.items():
         if field in set_here:

@@ -17,6 +17,7 @@ from rlstreams.schemas.events import NO_VERSION, ScoredTrajectory, Trajectory
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError, OffsetGoneError
+from rlstreams.streams.segments import is_sampled
 from rlstreams.streams.tokens import SAMPLED
 from rlstreams.workers.bootstrap.parts import make_scorers
 from rlstreams.workers.config.run import RunConfig
@@ -96,7 +97,7 @@ def _scorer(config: RunConfig) -> Iterator[Scorer]:
 
 def _first_version(sample: Trajectory) -> int:
     """Return the version that sampled its first token; others are not compared."""
-    own = (s for s in sample.segments if s.author == "policy" and len(s.token_ids))
+    own = filter(is_sampled, sample.segments)
     return next((segment.policy_version for segment in own), NO_VERSION)
 
 

@@ -34,6 +34,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.errors import OffsetGoneError
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.segments import num_sampled
 from rlstreams.words.spelling import Spelling
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
@@ -132,8 +133,7 @@ class _Gathered:
             name = ref.group_id, ref.sample
             self.trained[name] = event.step, ref.reward
             self.digests[name] = _digest(scored.trajectory)
-            own = (s for s in scored.trajectory.segments if s.author == "policy")
-            lengths[name] = sum(len(segment.token_ids) for segment in own)
+            lengths[name] = num_sampled(scored.trajectory)
             if scored.trajectory.reward != ref.reward:
                 message = (
                     f"its record has reward {scored.trajectory.reward:g}, the step {ref.reward:g}"

@@ -33,6 +33,7 @@ from rlstreams.debug.rerun.rebuilt import RerunError
 from rlstreams.schemas.calls import REWARD
 from rlstreams.schemas.events import SampleRef, Trajectory
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.segments import sampled_segments
 from rlstreams.words.texts import short
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -233,6 +234,6 @@ def opinion(
 
 
 def _made(event: Trajectory) -> Mapping[str, str]:
-    own = [s for s in event.segments if s.author == "policy"]
+    own = sampled_segments(event)
     values = event.worker, event.judged_by[:12], own[-1].finish_reason if own else ""
     return dict(zip(KINDS, values, strict=True))

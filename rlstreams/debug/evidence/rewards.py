@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from rlstreams.debug.evidence.findings import REWARDS, Check, Name
-from rlstreams.debug.rejudge.rejudge import Grader, NewOutcome, grader_of, rejudge
+from rlstreams.debug.rejudge.rejudge import Grader, NewOutcome, files_of, grader_of, rejudge
 from rlstreams.schemas.calls import REWARD
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.run.run_log import RunLog
@@ -13,7 +13,6 @@ from rlstreams.words.spelling import Spelling
 from rlstreams.words.texts import short
 from rlstreams.workers.config.reward import JUDGE, RewardSection
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.config.user_code import code_hashes
 
 CLOSE = 1e-6  # of rewards: a sum of parts in another order
 Trained = Mapping[Name, tuple[int, float]]
@@ -50,15 +49,14 @@ def check_rewards(
 def _why_not(section: RewardSection, spelled: Spelling) -> str:
     if not spelled.hash:
         return "there is no tokenizer in the model folder, so nobody can say what was answered"
-    if JUDGE in (section.verifier, *(part.verifier for part in section.parts)):
+    if JUDGE in section.verifiers:
         return "a model behind a server judged them; `rlstreams replay judge` asks it again"
     return ""
 
 
 def _changed_files(section: RewardSection, recorded: Mapping[str, str]) -> str:
-    places = [section.verifier, *(part.verifier for part in section.parts)]
-    now = {name: sha for place in places for name, sha in code_hashes(place).items()}
-    other = sorted(name for name, sha in now.items() if recorded.get(name, sha) != sha)
+    now = files_of(section).items()
+    other = sorted(path for path, sha in now if recorded.get(path, sha) != sha)
     return f"the grader's {', '.join(other)} is another file than the run had" if other else ""
 
 

@@ -32,6 +32,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.segments import num_sampled
 from rlstreams.streams.sessions.chain import NoChainError, main_chain
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
@@ -98,12 +99,16 @@ def grader_of(
             f"reward.verifier is {section.verifier!r}: {whose} gave the rewards, and cannot be "
             "asked again; name who judges, --reward FILE.py:NAME or --verifier NAME"
         )
-    places = [section.verifier, *(part.verifier for part in section.parts)]
-    files = {name: sha for place in places for name, sha in code_hashes(place).items()}
-    says = json.dumps([msgspec.to_builtins(section), sorted(files.items())], sort_keys=True)
+    files = sorted(files_of(section).items())
+    says = json.dumps([msgspec.to_builtins(section), files], sort_keys=True)
     with make_verifier(section) as judges:
         hashed = hashlib.sha256(says.encode()).hexdigest()
         yield Grader(name=section.verifier, hash=hashed, verifier=judges)
+
+
+def files_of(section: RewardSection) -> dict[str, str]:
+    """Return the SHA-256 of the code files of all verifiers, by path."""
+    return {path: sha for name in section.verifiers for path, sha in code_hashes(name).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +275,7 @@ def _plain(
         event = record.event
         name = event.group_id, event.sample
         rewards[name] = event.reward
-        lengths[name] = sum(len(s.token_ids) for s in event.segments if s.author == "policy")
+        lengths[name] = num_sampled(event)
         if name not in of_sessions:
             yield _Case(name, partial(_of_trajectory, event, asked, decode))
 

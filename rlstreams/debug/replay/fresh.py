@@ -14,6 +14,7 @@ from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
 from rlstreams.streams.run.run_lock import locked_run
+from rlstreams.streams.synced import write_whole
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
     client_options,
@@ -36,7 +37,7 @@ def fresh_run(config: RunConfig, *, schemas: Collection[str] = ()) -> Iterator[B
 def configure(config: RunConfig) -> None:
     """Write the run's configuration into its folder, which makes it this run's."""
     file = Path(config.folder) / CONFIG_FILE
-    file.write_text(resolved_json(config) + "\n", encoding="utf-8")
+    write_whole(file, f"{resolved_json(config)}\n".encode())
 
 
 @contextmanager

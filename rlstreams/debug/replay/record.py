@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import shutil
 import time
@@ -18,6 +17,7 @@ from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, Reco
 from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.host import version_of
 
 WEIGHTS, CHECKPOINTS = "weights", "checkpoints"
 QUIET_S = 5.0  # without a record after the trainer is done: a last evaluation may still come
@@ -168,13 +168,8 @@ def _manifest(bus: Bus, config: RunConfig) -> Manifest:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    found = {name: version_of(name) for name in _LIBRARIES}
+    return {"python": platform.python_version(), "machine": platform.machine(), **found}
 
 
 def _with_claim(writer: RecordingWriter) -> Manifest:

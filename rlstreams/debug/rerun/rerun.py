@@ -7,7 +7,6 @@ came from the original policy. `lines` is for the terminal, `profile` a trace of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.layers import leaves, override_layer, tree_layer
-from rlstreams.workers.config.load import from_json, merged, resolved_json
+from rlstreams.workers.config.load import from_json, merged, tree_of
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
@@ -116,7 +115,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         ConfigError: an unknown or impossible setting, or one that changes nothing in a step whose
             samples are chosen already.
     """
-    layers = [tree_layer(json.loads(resolved_json(config)), "recorded configuration")]
+    layers = [tree_layer(tree_of(config), "recorded configuration")]
     for name, text in set_pairs(settings):
         if not name.startswith(CHANGEABLE) and name not in ALSO:
             raise ConfigError(

@@ -7,7 +7,6 @@ so whatever served that folder serves this one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
@@ -155,7 +155,7 @@ def _source(model: Path, dtype: str, claim: TrainerStarted) -> torch.nn.Module:
     tokenizer = model / "tokenizer.json"
     actual = {"model": weight_hash(weights_of(loaded))}
     if tokenizer.is_file():
-        actual["tokenizer"] = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+        actual["tokenizer"] = file_sha256(tokenizer)
     for name, found in actual.items():
         began = claim.hashes.get(name, found)
         if found != began:

@@ -34,6 +34,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome, Sample
+from rlstreams.streams.segments import sampled_segments, turns
 from rlstreams.streams.tokens import TokenTable, token_table
 from rlstreams.words.spelling import Spelling
 
@@ -168,7 +169,7 @@ def _row(
     except TensorError:
         log.num_unreadable += 1
         return
-    sampled = [segment for segment in event.segments if segment.author == "policy"]
+    sampled = sampled_segments(event)
     yield {
         "id": f"{event.group_id}/{event.sample}",
         "group_id": event.group_id,
@@ -199,15 +200,8 @@ def _named(values: Mapping[str, float]) -> list[dict[str, Any]]:
 
 def turns_of(event: Trajectory, spelling: Spelling) -> list[dict[str, str]]:
     """Author and text of each turn after the prompt; segments of one turn are one text."""
-    ids: list[tuple[str, list[int]]] = []
-    for segment in event.segments:
-        if not ids or ids[-1][0] != segment.author:
-            ids.append((segment.author, []))
-        ids[-1][1].extend(segment.token_ids.numpy().tolist())
     return [
-        {"author": author, "text": spelling.plain(said)}
-        for author, said in ids
-        if author != "prompt"
+        {"author": author, "text": spelling.plain(ids)} for author, _, ids in turns(event.segments)
     ]
 
 

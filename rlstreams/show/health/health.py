@@ -16,7 +16,7 @@ from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import Event
 from rlstreams.show.health.poison import PoisonWatch
-from rlstreams.show.health.stall_watch import StallClock
+from rlstreams.show.health.stall_watch import StallClock, expects_step
 from rlstreams.streams.log.codec import SteadyClock, decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
@@ -33,7 +33,7 @@ from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
 from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.control import PAUSED, RUNNING
+from rlstreams.workers.loop.control import PAUSED
 from rlstreams.workers.loop.stall import limits_of
 
 # Never those with payloads: prompts, trajectories, scored-trajectories.
@@ -124,7 +124,7 @@ class HealthWatch:
             self._folds.workers.passes(self._clock_ms())
             self._live_ms = self._folds.workers.clock_ms
         state = self._folds
-        counts = self._live_s is not None and _expects_step(state)
+        counts = self._live_s is not None and expects_step(state) and not state.ledger.at_target
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
         self._clock.tick(now_s, state.ledger.last_step, counts=counts)
 
@@ -195,8 +195,3 @@ class HealthWatch:
             return []
         everybody = "; ".join(told(state, evidence, limits, role) for role in ROLES)
         return [f"{since}: no role says that it is stuck: {everybody}"]
-
-
-def _expects_step(state: Folds) -> bool:
-    """Whether time counts: not while paused, draining or in redo, nor at the end."""
-    return state.control == RUNNING and state.trainer_state != "redo" and not state.ledger.at_target

@@ -183,7 +183,7 @@ class StallWatch:
         state.workers.passes(self._steady())
         self._announce_silence(state)
         waited_s = self._clock.tick(
-            now_s, mark_of(state), counts=is_running and _expects_step(state)
+            now_s, mark_of(state), counts=is_running and expects_step(state)
         )
         if not 0 < self._limits.stall_s <= waited_s or self.problem:
             self._call = None
@@ -193,7 +193,7 @@ class StallWatch:
     @property
     def expects_step(self) -> bool:
         """Whether time without a step counts; see above."""
-        return _expects_step(self._folds)
+        return expects_step(self._folds)
 
     def begin_anew(self) -> None:
         """Forget the problem, which is being dealt with, and count from 0."""
@@ -263,7 +263,7 @@ class StallWatch:
         self._silent = frozenset(silent)
 
 
-def _expects_step(state: Folds) -> bool:
+def expects_step(state: Folds) -> bool:
     """Whether time counts: not while paused, draining or in redo; a silent redo is none."""
     if state.control != RUNNING:
         return False

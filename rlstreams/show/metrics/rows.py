@@ -28,6 +28,7 @@ from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
 from rlstreams.streams.samples.fold import Samples
+from rlstreams.streams.segments import sampled_segments
 from rlstreams.streams.views.agents import AgentsOfBatches
 from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, answer_of, evaluation
 from rlstreams.streams.views.feed import Feed
@@ -81,7 +82,7 @@ class SamplePicks:
         if event.purpose == EVALUATE:
             identity = evaluation_id(event.group_id)
             return identity[0] if identity else None
-        versions = [s.policy_version for s in event.segments if s.author == "policy"]
+        versions = [segment.policy_version for segment in sampled_segments(event)]
         is_kept = versions and not self._has_held_out and (max(versions) + 1) % EVERY == 0
         return max(versions) if is_kept else None
 

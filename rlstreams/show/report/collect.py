@@ -21,9 +21,8 @@ from rlstreams.show.report.rows import picks as picked
 from rlstreams.streams.audit.auditor import ReplayedError, audit
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.errors import TopicMismatchError
-from rlstreams.streams.log.topics import CALLS, Topic
+from rlstreams.streams.log.bus import present
+from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.feed import Feed
 from rlstreams.words.sample_detail import SampleDetail, sample_detail
@@ -58,7 +57,7 @@ def collect(
         with suppress(ReplayedError):  # the page of a replay has no verdict
             report = audit(log.bus)
     fold = RunFold()
-    feed = Feed(log.bus, fold, there(log.bus, (*FIRST, *THEN, CALLS)))
+    feed = Feed(log.bus, fold, present(log.bus, (*FIRST, *THEN, CALLS)))
     try:
         feed.catch_up(READ_DEADLINE_S)
     finally:
@@ -101,19 +100,6 @@ def readable(lineage: Lineage, spelling: Spelling) -> SampleDetail:
     except (OverflowError, TypeError):
         problem = "tokens are numbers: the tokenizer refuses them"
         return dataclasses.replace(sample_detail(lineage, NUMBERS), problem=problem)
-
-
-def there(bus: Bus, topics: Sequence[Topic]) -> tuple[Topic, ...]:
-    """The topics of these that the log has: a recording may lack some."""
-
-    def is_there(topic: Topic) -> bool:
-        try:
-            bus.beginnings(topic.name)
-        except TopicMismatchError:
-            return False
-        return True
-
-    return tuple(filter(is_there, topics))
 
 
 def write(given: ReportInput, folder: Path) -> None:

@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from rlstreams.schemas.events import Event, Trajectory
-from rlstreams.show.report.collect import there
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.log.bus import existing
+from rlstreams.streams.log.bus import existing, present
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import Topic
@@ -124,7 +123,8 @@ class RunReader:
         self.reading, self._places = "reading the log", places  # incomplete until then
         with ExitStack() as stack:
             feeds = [
-                Feed(log.bus, fold, there(log.bus, topics), note) for topics in (FIRST, THEN, LAST)
+                Feed(log.bus, fold, present(log.bus, topics), note)
+                for topics in (FIRST, THEN, LAST)
             ]
             ends = [feed.ends() for feed in feeds]
             for feed in feeds:

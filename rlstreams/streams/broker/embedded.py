@@ -45,6 +45,7 @@ from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.owner_lock import OwnedError, held, is_held
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.synced import write_whole
 
 START_S = 90.0
 FENCE_S = 20.0  # a controller alone starts in 2 to 4 s and fences after 1 s
@@ -200,10 +201,10 @@ class EmbeddedBroker:
         if state is None:
             return False
         os.kill(state.pid, signal.SIGTERM)
-        if not self._gone_within(STOP_S):
+        if not self._is_gone():
             _to_stderr(f"broker {state.pid} ignored SIGTERM for {STOP_S:.0f} s, killing it")
             os.kill(state.pid, signal.SIGKILL)
-            if not self._gone_within(STOP_S):
+            if not self._is_gone():
                 raise DeadlineError(f"broker {state.pid} outlived SIGKILL by {STOP_S:.0f} s")
         return True
 
@@ -232,8 +233,9 @@ class EmbeddedBroker:
                 f"`rlstreams broker stop {self.folder}`, or choose another folder"
             ) from None
 
-    def _gone_within(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+    def _is_gone(self) -> bool:
+        """Whether the broker has ended, after at most `STOP_S`."""
+        deadline = time.monotonic() + STOP_S
         while self.status() is not None:
             if time.monotonic() > deadline:
                 return False
@@ -270,9 +272,7 @@ class EmbeddedBroker:
             return None  # not there, or emptied by a power cut: the data hold their cluster id
 
     def _write_state(self, state: BrokerState) -> None:
-        beside = self.folder / "broker.json.tmp"
-        beside.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
-        beside.replace(self.folder / "broker.json")
+        write_whole(self.folder / "broker.json", f"{json.dumps(asdict(state))}\n".encode())
 
     def _write_settings(self, state: BrokerState) -> None:
         extra = {**broker_settings(self.folder), **self._extra}

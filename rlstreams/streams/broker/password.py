@@ -7,13 +7,13 @@ Without the file it asks for none. An empty file never means that: the next star
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.synced import write_whole
 
 FILE = "password"
 USER = "rlstreams"
@@ -30,12 +30,7 @@ def make_password(folder: Path) -> None:
     """
     path = folder / FILE
     if not path.is_file() or not path.read_bytes().strip():
-        beside = folder / f"{FILE}.tmp"
-        beside.unlink(missing_ok=True)
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
-        beside.replace(path)
+        write_whole(path, secrets.token_hex(32).encode(), is_private=True)
     _password(folder)
 
 

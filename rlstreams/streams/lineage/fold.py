@@ -33,6 +33,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome
+from rlstreams.streams.segments import sampled_segments
 
 _SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
@@ -288,7 +289,7 @@ def _touched(lineage: Lineage) -> tuple[set[str], set[int]]:
     names: set[str] = set()
     versions: set[int] = set()
     if (rollout := lineage.rollout) is not None:
-        sampled = [segment for segment in rollout.segments if segment.author == "policy"]
+        sampled = sampled_segments(rollout)
         names |= {segment.load_id for segment in sampled}
         versions |= {segment.policy_version for segment in sampled}
     if lineage.scored is not None:

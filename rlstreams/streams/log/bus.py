@@ -258,6 +258,11 @@ def existing(bus: Bus, topics: Iterable[Topic]) -> tuple[Topic, ...]:
     return tuple(topic for topic in topics if not topic.is_later or _is_there(bus, topic))
 
 
+def present(bus: Bus, topics: Iterable[Topic]) -> tuple[Topic, ...]:
+    """Return the topics that the log has: a recording may lack any."""
+    return tuple(topic for topic in topics if _is_there(bus, topic))
+
+
 def _is_there(bus: Bus, topic: Topic) -> bool:
     try:
         return bus.partitions(topic.name) > 0

@@ -18,13 +18,13 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def utc_text(at_ms: int, between: str = " ") -> str:
+def utc_text(at_ms: int) -> str:
     """Return `2026-11-18 11:06:40`, in UTC; outside of years 1 to 9999 the ms since 1970."""
     try:
         when = datetime.fromtimestamp(at_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return f"{at_ms} ms"
-    return f"{when:%Y-%m-%d}{between}{when:%H:%M:%S}"
+    return f"{when:%Y-%m-%d %H:%M:%S}"
 
 
 def tail(path: Path, num_lines: int) -> Sequence[str]:

@@ -25,6 +25,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.recording.manifest import DamagedError, ForeignFileError
+from rlstreams.streams.segments import sampled_segments
 
 _HEADER = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
 # Footers are read by the place of a column: columns without children come first.
@@ -96,7 +97,7 @@ def facts_of(event: Event | None) -> Facts:
     subject = event.trajectory if isinstance(event, ScoredTrajectory) else event
     versions: list[Any]
     if isinstance(subject, Trajectory):
-        versions = [s.policy_version for s in subject.segments if s.author == "policy"]
+        versions = [s.policy_version for s in sampled_segments(subject)]
     elif isinstance(subject, CallCommitted):
         versions = [s.policy_version for s in subject.segments]
     elif isinstance(subject, Prompt):

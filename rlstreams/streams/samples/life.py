@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rlstreams.schemas.events import EVALUATE, NO_VERSION, TRAIN, DroppedGroup, Trajectory
 from rlstreams.streams.log.record import NO_PLACE
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.streams.segments import is_sampled, num_sampled
 
 _TOPICS = (PROMPTS.name, TRAJECTORIES.name, SCORED.name)
 
@@ -148,8 +149,8 @@ class Sample:
         """Take the figures of its trajectory."""
         tokens, versions, ended = 0, [], ""
         for segment in event.segments:
-            if segment.author == "policy" and (length := len(segment.token_ids)):
-                tokens += length
+            if is_sampled(segment):
+                tokens += len(segment.token_ids)
                 versions.append(segment.policy_version)
                 ended = segment.finish_reason
         if versions:
@@ -193,11 +194,6 @@ class Sample:
         }
         why = whys.get(outcome, "")
         return f"{outcome}: {why}" if why else str(outcome)
-
-
-def num_sampled(event: Trajectory) -> int:
-    """Return the number of tokens that the policy sampled."""
-    return sum(len(s.token_ids) for s in event.segments if s.author == "policy")
 
 
 @dataclass(slots=True)

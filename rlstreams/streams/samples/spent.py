@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from rlstreams.schemas.events import Trajectory
-from rlstreams.streams.samples.life import Group, num_sampled
+from rlstreams.streams.samples.life import Group
+from rlstreams.streams.segments import num_sampled
 
 
 class Spent:

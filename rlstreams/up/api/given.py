@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.dataset.files import write_whole
+from rlstreams.streams.synced import write_whole
 
 _MAIN = "__main__"  # a script that runs, a notebook
 _SECRET = re.compile(r"(?i)(key|token|secret|password)$")

@@ -32,7 +32,7 @@ from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.up.api.given import GivenFile, reward_place, rows_file
 from rlstreams.up.live.figures import END
 from rlstreams.workers.config.layers import Layer, file_layers, put, tree_layer
-from rlstreams.workers.config.load import check_secrets, merged, resolved_json
+from rlstreams.workers.config.load import check_secrets, merged, tree_of
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import RunConfig, RunSection
 from rlstreams.workers.config.shown import toml_lines
@@ -177,7 +177,7 @@ def run(
         trees.append({"data.train": dataset})
     loaded = merged(_layers(config, trees))
     check_secrets(loaded)
-    lines = toml_lines(json.loads(resolved_json(loaded.config)), loaded.origins)
+    lines = toml_lines(tree_of(loaded.config), loaded.origins)
     head = "# Configuration of an `rlstreams.run`; `rlstreams up` takes it too.\n"
     files.append(GivenFile.of(folder, "run", ".toml", "\n".join([head, *lines, ""])))
     for file in files:
@@ -333,7 +333,7 @@ def _layers(
     """Layers of a configuration, and of what goes over it."""
     files: Sequence[str | Path] = ()
     if isinstance(config, RunConfig):
-        trees = [json.loads(resolved_json(config)), *trees]
+        trees = [tree_of(config), *trees]
     elif isinstance(config, Mapping):
         trees = [config, *trees]
     else:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from rlstreams.streams.broker.ports import is_free
+from rlstreams.streams.synced import write_whole
 from rlstreams.workers.agents.agent import Start
 from rlstreams.workers.config.agents import AgentSection, GatewaySection
 from rlstreams.workers.gateway.keys import Keys
@@ -87,13 +87,7 @@ class Runners:
             agent.url = url
             key = self._keys.make_runner(agent.name)
             said = {"url": f"{url}/sessions", "key": key, "port": port}
-            agent.file.parent.mkdir(parents=True, exist_ok=True)
-            beside = agent.file.with_suffix(".tmp")
-            beside.unlink(missing_ok=True)
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(said, file, indent=2)
-            beside.replace(agent.file)
+            write_whole(agent.file, json.dumps(said, indent=2).encode(), is_private=True)
 
     def _port_before(self) -> int:
         """Port of this worker's last process, if it is free: clients that go on with their key

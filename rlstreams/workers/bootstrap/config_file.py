@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
+from rlstreams.streams.synced import write_whole
 from rlstreams.workers.config.load import read_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.dataset.files import write_whole
 
 
 def refuse_place(config: RunConfig) -> None:

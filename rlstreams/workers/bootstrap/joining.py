@@ -16,7 +16,6 @@ from rlstreams.schemas.events import PolicyPublished, TrainerStarted
 from rlstreams.streams.broker.password import login
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
-from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topics import POLICY_VERSIONS
@@ -28,7 +27,7 @@ from rlstreams.workers.config.load import from_json, over
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import is_user_code, user_code_hashes
 from rlstreams.workers.loop.claims import newest_claim
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.weights import file
 
@@ -143,8 +142,7 @@ def _reached(bootstrap: str, password_file: str) -> Iterator[str]:
 
 def _claim(bus: Bus, run: str, bootstrap: str, limit_s: float) -> TrainerStarted:
     until_s = time.monotonic() + limit_s
-    foreign = ForeignRecords("join", bus.schemas())
-    while (claim := newest_claim(bus, foreign)) is None:
+    while (claim := newest_claim(bus, "join")) is None:
         if time.monotonic() >= until_s:
             raise DeadlineError(
                 f"run {run!r} at {bootstrap} has had no claim for {limit_s:g} s, so nobody knows "
@@ -246,11 +244,9 @@ def _folders(bus: Bus) -> Sequence[str]:
     end = bus.ends(POLICY_VERSIONS.name)[partition]
     start = max(bus.beginnings(POLICY_VERSIONS.name)[partition], end - _TAIL)
     found: Sequence[str] = ()
-    foreign = ForeignRecords("join", bus.schemas())
-    with bus.reader({partition: start}) as reader:
-        for raws in read_to(reader, {partition: end}, CLAIM_S):
-            for record in foreign.readable(raws):
-                if isinstance(record.event, PolicyPublished):
-                    at = record.event.endpoints
-                    found = [one.address for one in at if one.channel == file.CHANNEL]
+    with EventReader(bus, {partition: start}, "join") as reader:
+        for record in reader.up_to({partition: end}, CLAIM_S):
+            if isinstance(record.event, PolicyPublished):
+                at = record.event.endpoints
+                found = [one.address for one in at if one.channel == file.CHANNEL]
     return found

@@ -162,28 +162,18 @@ def _prompts(context: Context) -> Pausable:
 
 
 def _rollout(context: Context) -> Pausable:
-    from rlstreams.workers.model.tokenizer import Tokenizer
-    from rlstreams.workers.rollout.sampling import Sampler, sampling_of
-    from rlstreams.workers.rollout.turns import make_turns
+    from rlstreams.workers.bootstrap.sampling import sampler_of
     from rlstreams.workers.rollout.verifiers import make_verifier
     from rlstreams.workers.rollout.worker import make_worker
 
-    config, log, engine = context.config.rollout, context.log, _engine(context)
-    if context.config.agent:
+    config, log, engine = context.config, context.log, _engine(context)
+    if config.agent:
         from rlstreams.workers.bootstrap.sessions import make_agents_role
 
         return make_agents_role(context, engine, weight_channel(context), run_secret(context))
     note = lambda what: log.warning("user_code", what=what)  # noqa: E731
-    sampler = Sampler(
-        engine=engine,
-        verifier=make_verifier(judged_by_server(context.config.reward, context.config.judge), note),
-        tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
-        sampling=sampling_of(config),
-        evaluation=sampling_of(context.config.evaluation),
-        turns=make_turns(context.config, vocab_size=engine.vocab_size, note=note),
-        max_attempts=config.max_attempts,
-        deadline_s=config.sample_deadline_s,
-    )
+    verifier = make_verifier(judged_by_server(config.reward, config.judge), note)
+    sampler = sampler_of(config, engine, verifier, note)
     return make_worker(context, context.bus, engine, weight_channel(context), sampler)
 
 
@@ -199,18 +189,11 @@ def _engine(context: Context) -> Engine:
         from rlstreams.workers.bootstrap.served import make_served_engine
 
         return make_served_engine(context)
-    from rlstreams.workers.engines.builtin import BuiltinEngine
+    from rlstreams.workers.bootstrap.sampling import builtin_engine
     from rlstreams.workers.model.device import claim_device
 
-    return BuiltinEngine(
-        model_folder(config.model.path),
-        slots=config.rollout.slots,
-        threads=config.model.threads,
-        capture_experts=config.rollout.capture_experts,
-        pull_deadline_s=config.weights.pull_deadline_s,
-        device=claim_device("rollout.device", config.rollout.device),
-        dtype=config.model.dtype,
-    )
+    device = claim_device("rollout.device", config.rollout.device)
+    return builtin_engine(config, device, captures_experts=config.rollout.capture_experts)
 
 
 def _logprob(context: Context) -> Pausable:

@@ -8,20 +8,19 @@ a name to its first claim (`streams.workers`), and the other joiner takes the ne
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import count
 
-from rlstreams.schemas.events import NO_VERSION, WorkerReport
+from rlstreams.schemas.events import NO_VERSION, Event, WorkerReport
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import Partition, RawRecord
+from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.rights import OfRole
 from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import JOIN_S, JOINED_FROM, JOINING, SILENT_S, Workers
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
 
 SEAT_S = 60.0  # a dead writer's transaction may hide the newest records for half of it
@@ -37,9 +36,8 @@ class WorkersThere:
     def __init__(self, bus: Bus) -> None:
         self.workers = Workers()
         self._bus = bus
-        self._foreign = ForeignRecords("workers", bus.schemas())
         start, _ = bus.written_since(_PARTITION, now_ms() - _BACK_MS)
-        self._reader = bus.reader({_PARTITION: start})
+        self._reader = EventReader(bus, {_PARTITION: start}, "workers")
 
     def catch_up(self, end: int | None = None) -> None:
         """Read to this offset; None: all that there is now.
@@ -48,15 +46,14 @@ class WorkersThere:
             DeadlineError: `worker-events` stopped delivering.
         """
         end = self._bus.ends(WORKER_EVENTS.name)[_PARTITION] if end is None else end
-        for raws in read_to(self._reader, {_PARTITION: end}, SEAT_S):
-            self._apply(raws)
+        self._apply(self._reader.up_to({_PARTITION: end}, SEAT_S))
 
     def poll(self, timeout_s: float) -> None:
         """Read what is new."""
         self._apply(self._reader.poll(1000, timeout_s))
 
-    def _apply(self, raws: Sequence[RawRecord]) -> None:
-        for record in self._foreign.readable(raws):
+    def _apply(self, records: Iterable[Record[Event]]) -> None:
+        for record in records:
             self.workers.apply(record.event)
 
     def close(self) -> None:

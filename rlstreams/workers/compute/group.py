@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rlstreams.workers.compute.link import Meeting
+from rlstreams.workers.compute.link import LOOPBACK, Meeting
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.weights.link.group import name_of
 
@@ -29,7 +29,6 @@ from rlstreams.workers.weights.link.group import name_of
 # `Team`, which notices and names dead and stopped ranks long before this one.
 COLLECTIVE_S = 1800.0
 MEET_S = 120.0  # on several hosts: until all ranks are there
-_LOOPBACK = "127.0.0.1"
 _aborting = threading.Lock()
 # Settings that NCCL reads once a process: as in the weight server's groups, and without multicast,
 # which adds up in another order.
@@ -74,7 +73,7 @@ def join(meeting: Meeting, rank: int, size: int, device: str, host: str) -> Devi
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timeout
         options._devices = [
-            dist.ProcessGroupGloo.create_device(hostname=host if meeting.port else _LOOPBACK)
+            dist.ProcessGroupGloo.create_device(hostname=host if meeting.port else LOOPBACK)
         ]
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=size, timeout=timeout, pg_options=options

@@ -14,13 +14,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.loop.host import commit
+from rlstreams.workers.loop.host import commit, version_of
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection, dial
@@ -68,13 +67,8 @@ def hosts_of(config: RunConfig, device: str, folder: Path) -> Hosts | None:
 
 def versions() -> dict[str, str]:
     """Versions that all ranks must share: the bits of a step, and pickles, depend on them."""
-    found = {"python": platform.python_version(), "commit": commit()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    found = {name: version_of(name) for name in _LIBRARIES}
+    return {"python": platform.python_version(), "commit": commit(), **found}
 
 
 def fingerprint(folder: Path) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 ALIVE = "alive"  # sent by a follower between its answers
 BEGIN, FREE = "begin", "free"  # commands beside the methods of a rank's objects
+LOOPBACK = "127.0.0.1"
 CUT_OFF_S = 30  # a host that lost network or power closes no connection
 Command = tuple[int, str, tuple[Any, ...]]  # number of the object, method, arguments
 

@@ -7,7 +7,6 @@ follower with the connection. It holds no model and outlives its trainers: the n
 from __future__ import annotations
 
 import select
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -16,20 +15,19 @@ from typing import Any
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.compute.hosts import (
     PROVE_S,
     RECEIVER,
     fingerprint,
     versions,
 )
-from rlstreams.workers.compute.team import PROGRAM
+from rlstreams.workers.compute.team import PROGRAM, start_follower
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.log import Log, get
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.device import VISIBLE, visible_gpus
+from rlstreams.workers.model.device import visible_gpus
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection
 from rlstreams.workers.weights.link.handshake import admit, receiver_key
@@ -150,11 +148,7 @@ class RankServer:
     def _follow(self, link: Connection, number: int, gpu: str) -> None:
         """Run a follower from its start to its end."""
         end = link.detach()
-        child = Child.started(
-            [sys.executable, "-m", self._program, str(end.fileno()), str(self._folder)],
-            orphaned=Orphaned.DIES, stdout=2, pass_fds=[end.fileno()],
-            environment={VISIBLE: gpu} if gpu else {},
-        )  # fmt: skip
+        child = start_follower(end, gpu, str(self._folder), program=self._program)
         self.processes[number] = child.pid
         facts = {"trainer": link.peer, "number": number, "process": child.pid, "gpu": gpu}
         self._log.info("rank_begun", **facts)

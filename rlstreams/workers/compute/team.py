@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.compute.hosts import Hosts, reach
-from rlstreams.workers.compute.link import ALIVE, BEGIN, FREE, Answer, Link, Meeting
+from rlstreams.workers.compute.link import ALIVE, BEGIN, FREE, LOOPBACK, Answer, Link, Meeting
 from rlstreams.workers.compute.mesh import Mesh, Meshed
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
@@ -33,7 +33,6 @@ from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 T = TypeVar("T")
 M = TypeVar("M", bound=Meshed)
 PROGRAM = "rlstreams.workers.compute.follower"
-LOOPBACK = "127.0.0.1"
 SILENT_S = 30.0  # a follower reports once a second
 END_S = 10.0  # for the thread that reads a link
 _DEATH_S = 1.0  # from the end of a link to that of its process
@@ -56,16 +55,23 @@ class FollowerError(RankLostError):
     """A follower of a team, or a command to all ranks, failed."""
 
 
+def start_follower(end: socket.socket, gpu: str, *words: str, program: str = PROGRAM) -> Child:
+    """Start a follower on this host, at this end of its link, with further arguments of its
+    program; it writes to the caller's log."""
+    return Child.started(
+        [sys.executable, "-m", program, str(end.fileno()), *words],
+        orphaned=Orphaned.DIES,
+        stdout=2,
+        pass_fds=[end.fileno()],
+        environment={VISIBLE: gpu} if gpu else {},
+    )
+
+
 def _started(program: str, gpu: str) -> tuple[Child, socket.socket]:
     """Start a follower on this host; the child, and our end of its link."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", program, str(theirs.fileno())]
-    with theirs:  # its output belongs to the trainer's log
-        child = Child.started(
-            command, orphaned=Orphaned.DIES, stdout=2, pass_fds=[theirs.fileno()],
-            environment={VISIBLE: gpu} if gpu else {},
-        )  # fmt: skip
-    return child, ours
+    with theirs:
+        return start_follower(theirs, gpu, program=program), ours
 
 
 class _Follower:

@@ -31,7 +31,7 @@ from rlstreams.workers.config.layers import (
 from rlstreams.workers.config.run import RunConfig
 
 # Fields that a recorded configuration may have, and that no code reads any more.
-REMOVED = ("weights.hold_s", "engine.routers")
+REMOVED = ("weights.hold_s", "engine.routers", "deadlines.fence_s")
 # Values of fields before they existed, where their default is another one.
 BEFORE: Mapping[str, Any] = {
     "trainer.loss.clip_dual": 0.0,
@@ -90,12 +90,18 @@ def _layers(path: Path) -> Sequence[Layer]:
     config = read_json(path / CONFIG_FILE)
     # The folder may have been moved, or named from elsewhere, since it was written.
     here = replace(config, run=replace(config.run, dir=str(path)))
-    return [tree_layer(json.loads(resolved_json(here)), str(path / CONFIG_FILE))]
+    return [tree_layer(tree_of(here), str(path / CONFIG_FILE))]
 
 
 def resolved_json(config: RunConfig) -> str:
     """The whole configuration as JSON; secrets stay the references that they were given as."""
     return json.dumps(msgspec.to_builtins(config), sort_keys=True, separators=(",", ":"))
+
+
+def tree_of(config: RunConfig) -> dict[str, Any]:
+    """The whole configuration as JSON's values, by section; see `resolved_json`."""
+    tree: dict[str, Any] = json.loads(resolved_json(config))
+    return tree
 
 
 def from_json(text: str, origin: str = "recorded configuration") -> RunConfig:
@@ -161,7 +167,7 @@ def over(config: RunConfig, overrides: Sequence[str], origin: str) -> RunConfig:
     Raises:
         ConfigError: an unknown, mistyped or impossible field.
     """
-    left = tree_layer(json.loads(resolved_json(config)), origin)
+    left = tree_layer(tree_of(config), origin)
     own = [override_layer(name, text) for name, text in pairs(overrides)]
     return merged([left, *own], is_start=False).config
 

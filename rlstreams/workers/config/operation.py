@@ -28,8 +28,6 @@ class DeadlinesSection(Section, section="deadlines"):
     stall_s: NonNegativeFloat = 120.0
     """After so long without a step the run stops if a role has work and finished none; a window or
     step that takes longer ends its worker. 0: never."""
-    fence_s: PositiveFloat = 35.0
-    """Maximum wait for a predecessor's open transaction to be settled."""
     drain_s: PositiveFloat = 30.0
     """Work still unfinished this long after a drain begins is left in flight."""
     checkpoint_s: PositiveFloat = 1800.0

@@ -75,6 +75,11 @@ class RewardSection(Section, section="reward"):
     memory_mb: NonNegativeInt = 4096
     """Memory limit of one such process, MB; a call that needs more fails. 0: no limit."""
 
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """Its verifier and those of its parts."""
+        return (self.verifier, *(part.verifier for part in self.parts))
+
     def _problems(self) -> Iterator[str]:
         if (self.verifier == SUM) != bool(self.parts):
             yield (

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.secrets import resolve_secret
 
 # Any: what lies inside arrays and tables is for its receiver to judge.
@@ -81,7 +82,7 @@ def option_hashes(section: str, options: Mapping[str, Option]) -> dict[str, str]
     found = {f"{section}.parse: {path}": digest for path, digest in parse.items()}
     for name, value in options.items():
         if name.endswith("_file") and isinstance(value, str) and (file := Path(value)).is_file():
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest = file_sha256(file)
             found[f"{section}.{name}: {file.name}"] = digest
     return found
 

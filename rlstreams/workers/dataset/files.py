@@ -1,35 +1,14 @@
-"""Files: hashes of their content, writing one whole, and lines that are not too long."""
+"""Lines of a file that are not too long, with their numbers."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from rlstreams.streams.log.errors import ConfigError
 
 LINE_BYTES = 4 << 20  # of one row; a million tokens
-
-
-def content_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that nobody reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    beside.write_bytes(content)
-    beside.replace(path)
 
 
 def numbered_lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:

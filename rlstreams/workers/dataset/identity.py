@@ -6,17 +6,15 @@ settings that decide which rows there are, and what they ask, go into the hash b
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rlstreams.streams.digests import file_sha256, json_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
-from rlstreams.workers.dataset.files import content_hash
 from rlstreams.workers.dataset.sources import Kind, source_of
 
 # The place of data, and the way to reach it, do not change the content.
@@ -44,7 +42,7 @@ def shape_of(data: DataSection) -> dict[str, Any]:
     }
     if data.template:
         try:
-            shape["template"] = content_hash(Path(data.template))
+            shape["template"] = file_sha256(Path(data.template))
         except OSError as err:
             raise ConfigError(
                 f"data.template: cannot read {data.template!r}: {err.strerror}"
@@ -61,5 +59,4 @@ def _data_hash(data: DataSection, field: str) -> str | None:
         return None
     if source.kind is Kind.JSON_LINES and not shape:
         return digest
-    text = json.dumps([digest, shape], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return json_sha256([digest, shape])

@@ -83,12 +83,13 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
     return Tokenizer(folder, template=data.template, options=data.template_options)
 
 
-def first_rows(data: DataSection, field: str, count: int) -> list[Row]:
-    """The first rows of `data.train` or `data.held_out`, without a pass over the others.
+def first_rows(data: DataSection, count: int) -> list[Row]:
+    """The first rows of `data.train`, without a pass over the others.
 
     Raises:
         ConfigError: names field, file and line, and what is wrong there.
     """
+    field = "data.train"
     reader, source = RowReader(data, field), source_of(data, field)
     rows: list[Row] = []
     for line, text in itertools.islice(numbered_rows(source, reader.columns), count):

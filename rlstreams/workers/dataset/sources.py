@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -16,11 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rlstreams.streams.digests import file_sha256, json_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.data import GYM, HUB, DataSection
 from rlstreams.workers.config.nearest import meant_path
-from rlstreams.workers.dataset.files import LINE_BYTES, checked_length, content_hash, numbered_lines
+from rlstreams.workers.dataset.files import LINE_BYTES, checked_length, numbered_lines
 from rlstreams.workers.dataset.row import Fields
 
 _HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
@@ -79,7 +79,7 @@ class Source:
 
     def _digest(self) -> str:
         if self.kind is Kind.JSON_LINES:
-            return content_hash(self.path)
+            return file_sha256(self.path)
         if self.kind is Kind.GYM:
             gym = self.data.gym
             known = [gym.rows, gym.seed, gym.options, _version("reasoning-gym")]
@@ -87,8 +87,8 @@ class Source:
             known = [self.subset, self.split, self.data.revision]
         else:
             below = self.path if self.path.is_dir() else self.path.parent
-            return digest_of([[str(f.relative_to(below)), content_hash(f)] for f in self.files()])
-        return digest_of([self.name, *known])
+            return json_sha256([[str(f.relative_to(below)), file_sha256(f)] for f in self.files()])
+        return json_sha256([self.name, *known])
 
 
 def source_of(data: DataSection, field: str, named_by: str = "") -> Source:
@@ -312,9 +312,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def digest_of(value: object) -> str:
-    """SHA-256 of its JSON, hexadecimal."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlstreams.streams.digests import json_sha256
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.dataset.identity import shape_of
 from rlstreams.workers.dataset.limits import Limits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
-from rlstreams.workers.dataset.sources import Kind, Source, digest_of, numbered_rows
+from rlstreams.workers.dataset.sources import Kind, Source, numbered_rows
 
 KEPT_FROM_BYTES = 32 << 20  # a smaller file is read in a moment
 _VERSION = 3  # of a table's content
@@ -113,7 +114,7 @@ class Pass:
             if source.kind is Kind.JSON_LINES and before[0][0] < KEPT_FROM_BYTES:
                 return pyarrow.Table.from_batches(self._batches(before), _schema())
             known = [_VERSION, source.kind, source.digest(), shape, self.limits.key]
-            path = cache_folder() / "tables" / f"{digest_of(known)}.arrow"
+            path = cache_folder() / "tables" / f"{json_sha256(known)}.arrow"
             try:
                 return _mapped(path)
             except (FileNotFoundError, pyarrow.ArrowInvalid):  # the latter after a power cut

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import NO_VERSION, Trajectory
+from rlstreams.streams.segments import sampled_segments
 
 MAX_DISTANCE = 2  # versions
 
@@ -46,4 +47,4 @@ def _anchor(sampled: int, available: Collection[int]) -> Anchor:
 
 def versions_of(trajectory: Trajectory) -> frozenset[int]:
     """The versions that sampled the trajectory."""
-    return frozenset(s.policy_version for s in trajectory.segments if s.author == "policy")
+    return frozenset(segment.policy_version for segment in sampled_segments(trajectory))

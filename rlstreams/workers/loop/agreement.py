@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
@@ -269,10 +270,7 @@ def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
 def tokenizer_hash(model_path: str) -> str:
     """SHA-256 of the model's `tokenizer.json`, hexadecimal; empty without one."""
     file = model_folder(model_path) / "tokenizer.json" if model_path else None
-    if file is None or not file.is_file():
-        return ""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return file_sha256(file) if file is not None and file.is_file() else ""
 
 
 def shape_hash(model_path: str) -> str:

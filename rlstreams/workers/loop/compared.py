@@ -24,7 +24,7 @@ from rlstreams.workers.loop.agreement import (
 )
 from rlstreams.workers.loop.claims import STEPS_PARTITION, TAIL, claim_at, newest_claim
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.runtime import Role, RoleAround
 
@@ -46,9 +46,8 @@ class ClaimCheck:
     each sample records its judge, and samples of one group with several are not trained together.
     """
 
-    def __init__(self, context: Context, foreign: ForeignRecords) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._foreign = foreign
         self._log = context.log
         self._epoch = -1 if context.claims_after is None else context.claims_after
 
@@ -59,12 +58,12 @@ class ClaimCheck:
             ConfigError: its trainer was started with another configuration, or with other files.
         """
         if self._context.claims_after is not None:
-            self.compare(newest_claim(self._context.bus, self._foreign))
+            self.compare(newest_claim(self._context.bus, self._context.worker))
 
     def of_heartbeat(self, beat: TrainerHeartbeat) -> None:
         """Check the claim of a living trainer, which may lie far back; raises as `at_start`."""
         if beat.epoch > self._epoch:
-            self.compare(claim_at(self._context.bus, beat.claim_offset, self._foreign))
+            self.compare(claim_at(self._context.bus, beat.claim_offset, self._context.worker))
 
     def compare(self, claim: TrainerStarted | None) -> None:
         """Compare with a claim, once for each; raises as `at_start`."""
@@ -105,9 +104,9 @@ class ComparedRole(RoleAround):
         self._is_supervised = context.claims_after is not None
         self._is_joined = context.is_joined
         self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]
-        self._reader = context.bus.reader({STEPS_PARTITION: max(0, self._history - TAIL)})
-        self._foreign = ForeignRecords(context.worker, context.bus.schemas())
-        self._check = ClaimCheck(context, self._foreign)
+        start = {STEPS_PARTITION: max(0, self._history - TAIL)}
+        self._reader = EventReader(context.bus, start, context.worker)
+        self._check = ClaimCheck(context)
         self._next_s = 0.0
 
     def turn(self) -> None:
@@ -116,7 +115,7 @@ class ComparedRole(RoleAround):
         if now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
             try:
-                for record in self._foreign.readable(self._reader.poll(TAIL, 0.0)):
+                for record in self._reader.poll(TAIL):
                     self._take(record.event, record.position)
             except ConfigError as err:
                 if not self._is_joined:

@@ -4,17 +4,16 @@ role that follows it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from rlstreams.schemas.events import ControlState
+from rlstreams.schemas.events import ControlState, Event
 from rlstreams.streams.leases import Leases
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
-from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.topics import CONTROL
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.lease import Turns
 from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
@@ -47,8 +46,7 @@ class ControlFollower:
         self.leases = Leases()
         self._every_s = EVERY_S if every_s is None else every_s
         self._bus = bus
-        self._reader = bus.reader(bus.beginnings(CONTROL.name))
-        self._foreign = ForeignRecords(CONTROL.name, bus.schemas())
+        self._reader = EventReader(bus, bus.beginnings(CONTROL.name), CONTROL.name)
         self._next = 0.0
 
     def poll(self) -> ControlFollower:
@@ -56,7 +54,7 @@ class ControlFollower:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
-            self._apply(self._reader.poll(1000, 0.0))
+            self._apply(self._reader.poll(1000))
         return self
 
     def caught_up(self) -> ControlFollower:
@@ -65,12 +63,11 @@ class ControlFollower:
         Raises:
             DeadlineError: `control` stopped delivering.
         """
-        for raws in read_to(self._reader, self._bus.ends(CONTROL.name), READ_S):
-            self._apply(raws)
+        self._apply(self._reader.up_to(self._bus.ends(CONTROL.name), READ_S))
         return self
 
-    def _apply(self, raws: Sequence[RawRecord]) -> None:
-        for record in self._foreign.readable(raws):
+    def _apply(self, records: Iterable[Record[Event]]) -> None:
+        for record in records:
             if isinstance(record.event, ControlState):
                 self.state = record.event.state
             self.leases.apply(record.event)

@@ -1,23 +1,25 @@
-"""Records that are not our events, in topics that each reader reads without a group.
+"""Events of topics that each reader reads without a group, and the records there that are none.
 
 In a topic whose records are handled one by one, such a record becomes a dead letter, committed with
 its offset. `steps`, `policy-versions`, `control` and the like have many readers and no offset to
-commit: there it has no effect, and each reader counts it and names it in its log.
+commit: there it has no effect, and each reader names it in its log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.events import Event
+from rlstreams.streams.log.bus import Bus, Closing
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.record import RawRecord, Record
+from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.workers.loop.log import Log
 
 
 class ForeignRecords:
-    """Passes events on, and counts records that are none.
+    """Passes events on, and logs records that are none.
 
     Args:
         reader: name of the reader, for the log.
@@ -27,8 +29,6 @@ class ForeignRecords:
     def __init__(self, reader: str, schemas: SchemaTexts) -> None:
         self.log = Log({"reader": reader})
         self._schemas = schemas
-        self.num = 0
-        self.newest = ""  # position and problem of the newest one
 
     def readable(self, raws: Iterable[RawRecord]) -> Iterator[Record[Event]]:
         """The records that decode, in order."""
@@ -41,7 +41,40 @@ class ForeignRecords:
                 yield record
 
     def note(self, raw: RawRecord, detail: str) -> None:
-        """Count and log a record that is not ours."""
-        self.num += 1
-        self.newest = f"{raw.position}: {detail}"
+        """Log a record that is not ours."""
         self.log.warning("foreign_record", position=str(raw.position), detail=detail)
+
+
+class EventReader(Closing):
+    """Reads partitions without a group, and yields their events; see `ForeignRecords`.
+
+    Args:
+        start: offset by partition.
+        name: of the reader, for the log.
+    """
+
+    def __init__(self, bus: Bus, start: Mapping[Partition, int], name: str) -> None:
+        self._foreign = ForeignRecords(name, bus.schemas())
+        self._reader = bus.reader(start)
+        self.log = self._foreign.log
+
+    def poll(self, max_records: int, timeout_s: float = 0.0) -> Iterator[Record[Event]]:
+        """Yield the events of one poll, which by default does not wait."""
+        yield from self._foreign.readable(self._reader.poll(max_records, timeout_s))
+
+    def up_to(self, ends: Mapping[Partition, int], deadline_s: float) -> Iterator[Record[Event]]:
+        """Yield events until the reader is at `ends`; some may lie behind them.
+
+        Raises:
+            DeadlineError: nothing was delivered for `deadline_s`; names partitions and positions.
+        """
+        for raws in read_to(self._reader, ends, deadline_s):
+            yield from self._foreign.readable(raws)
+
+    def positions(self) -> Mapping[Partition, int]:
+        """Return the next offset to deliver by partition."""
+        return self._reader.positions()
+
+    def close(self) -> None:
+        """Release the reader; idempotent."""
+        self._reader.close()

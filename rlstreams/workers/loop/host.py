@@ -23,10 +23,11 @@ def host_name() -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of our code and of the libraries that its numbers depend on, by distribution."""
-    return {name: _version(name) for name in LIBRARIES}
+    return {name: version_of(name) for name in LIBRARIES}
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The version of an installed distribution, or `NOT_INSTALLED`."""
     try:
         return version(name)
     except PackageNotFoundError:

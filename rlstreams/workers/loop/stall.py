@@ -26,6 +26,7 @@ from rlstreams.workers.config.run import RunConfig
 
 TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
 STACK_LINES = 6
+SETTLE_S = 35.0  # a predecessor's open transaction: its timeout, and the broker's clean-up
 _STUCK = 1  # the status of a failure: start again
 
 
@@ -58,7 +59,7 @@ def turn_limit_s(config: RunConfig) -> float:
     deadlines = config.deadlines
     if not deadlines.stall_s:
         return 0.0
-    return max(deadlines.stall_s, 2 * (deadlines.commit_s + deadlines.fence_s))
+    return max(deadlines.stall_s, 2 * (deadlines.commit_s + SETTLE_S))
 
 
 class StuckWatch:

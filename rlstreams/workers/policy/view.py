@@ -15,11 +15,11 @@ from rlstreams.schemas.events import (
     PolicyStored,
 )
 from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.log.bus import Bus, Reader
+from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS
 from rlstreams.workers.loop.claims import STEPS_PARTITION, newest_claim
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.weights.channel import STORE
 
 SETTLE_EVERY_S = 1.0
@@ -146,8 +146,7 @@ class PolicyLedger:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._reader: Reader | None = None
-        self._foreign = ForeignRecords(STEPS.name, bus.schemas())
+        self._reader: EventReader | None = None
         self._ledger = Ledger(keeps_steps=True)
         self._epoch = 0  # the newest claimed epoch so far
         self._read_to: int | None = None  # end of the records that answer the open question
@@ -161,7 +160,7 @@ class PolicyLedger:
             return True
         if self._read_to is None:
             self._read_to = self._bus.ends(STEPS.name)[STEPS_PARTITION]
-            if claim := newest_claim(self._bus, self._foreign):
+            if claim := newest_claim(self._bus, STEPS.name):
                 self._epoch = max(self._epoch, claim.epoch)
         if self._read_to > 0 and epoch > self._epoch:
             self.hashes()
@@ -176,8 +175,8 @@ class PolicyLedger:
     def hashes(self) -> Mapping[int, str]:
         """Hash by version, as far as was read; reads some new records, never waits."""
         if self._reader is None:
-            self._reader = self._bus.reader(self._bus.beginnings(STEPS.name))
-        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+            self._reader = EventReader(self._bus, self._bus.beginnings(STEPS.name), STEPS.name)
+        for record in self._reader.poll(MAX_POLL):
             self._ledger.apply(record.event, record.position)
         return self._ledger.hashes
 
@@ -192,9 +191,9 @@ class PolicyFollower:
 
     def __init__(self, bus: Bus, *, every_s: float = 0.005) -> None:
         self.view = PolicyView()
-        self._foreign = ForeignRecords(POLICY_VERSIONS.name, bus.schemas())
         self._ledger = PolicyLedger(bus)
-        self._reader = bus.reader({Partition(POLICY_VERSIONS.name, 0): 0})
+        start = {Partition(POLICY_VERSIONS.name, 0): 0}
+        self._reader = EventReader(bus, start, POLICY_VERSIONS.name)
         self._every_s = every_s
         self._next = 0.0
         self._next_settling = 0.0
@@ -207,7 +206,7 @@ class PolicyFollower:
         if now >= self._next:
             self._next = now + self._every_s
             if not self._waiting:
-                self._waiting.extend(self._foreign.readable(self._reader.poll(100, 0.0)))
+                self._waiting.extend(self._reader.poll(100))
             self._admit()
         if self.view.disputed and now >= self._next_settling:
             self._next_settling = now + SETTLE_EVERY_S
@@ -229,7 +228,7 @@ class PolicyFollower:
                 if has_claim:
                     self._apply(event)
                 else:
-                    self._foreign.log.warning(
+                    self._reader.log.warning(
                         "unclaimed_epoch",
                         position=str(position),
                         version=event.policy_version,
@@ -240,11 +239,11 @@ class PolicyFollower:
     def _apply(self, event: PolicyPublished | PolicyStored) -> None:
         known = self.view.disputed
         if not self.view.apply(event):
-            self._foreign.log.warning(
+            self._reader.log.warning(
                 "void_version", version=event.policy_version, epoch=event.epoch
             )
         elif self.view.disputed != known:
-            self._foreign.log.warning(
+            self._reader.log.warning(
                 "disputed_version", version=event.policy_version, hash=event.weight_hash
             )
 
@@ -253,4 +252,4 @@ class PolicyFollower:
         for version in self.view.disputed:
             if version in hashes:
                 self.view.settle(version, hashes[version])
-                self._foreign.log.warning("settled_version", version=version, hash=hashes[version])
+                self._reader.log.warning("settled_version", version=version, hash=hashes[version])

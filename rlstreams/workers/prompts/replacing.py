@@ -19,7 +19,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import DEAD_LETTERS
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.prompts.issue import PlannedGroup
 
 MAX_POLL = 100
@@ -95,16 +95,15 @@ class Replacements:
         run: requests of another run are passed by.
     """
 
-    def __init__(self, bus: Bus, run: str, dropped: DroppedGroups, foreign: ForeignRecords) -> None:
+    def __init__(self, bus: Bus, run: str, dropped: DroppedGroups) -> None:
         self._run = run
         self._dropped = dropped
-        self._foreign = foreign
-        self._reader = bus.reader(bus.beginnings(DEAD_LETTERS.name))
+        self._reader = EventReader(bus, bus.beginnings(DEAD_LETTERS.name), DEAD_LETTERS.name)
         self._history = bus.ends(DEAD_LETTERS.name)
 
     def poll(self) -> None:
         """Note the new requests of operators; never waits."""
-        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+        for record in self._reader.poll(MAX_POLL):
             event = record.event
             if isinstance(event, ReplacementRequested) and event.run == self._run:
                 self._dropped.ask(event.group_id)

@@ -23,7 +23,7 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader, ForeignRecords
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.folder import max_tokens_of, read_config
@@ -71,7 +71,6 @@ class PromptsWorker:
             lambda group_id: log.warning("no_row_to_replace", group_id=group_id),
         )
         self._ledger = Ledger(on_drop=dropped.add, on_branch=dropped.take_over)
-        self._foreign = ForeignRecords(context.worker, context.bus.schemas())
         self._reporter = Reporter(context)
         self._poll_s = poll_s
         self._draining = self._is_mended = self.is_paused = False
@@ -81,10 +80,11 @@ class PromptsWorker:
         self._ledger.listen(on_branch=self._issued.branched)
         # The producer comes first: it fences a predecessor, whose records are final from here on.
         self._producer = bus.producer(context.transactional_id)
-        read_issued(bus, self._issued, config.deadlines.commit_s, self._foreign.note)
-        self._steps = bus.reader(bus.beginnings(STEPS.name))
+        foreign = ForeignRecords(context.worker, bus.schemas())
+        read_issued(bus, self._issued, config.deadlines.commit_s, foreign.note)
+        self._steps = EventReader(bus, bus.beginnings(STEPS.name), context.worker)
         self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
-        self._replacements = Replacements(bus, config.run.id, dropped, self._foreign)
+        self._replacements = Replacements(bus, config.run.id, dropped)
         self._plan = Plan(
             config,
             self._ledger,
@@ -97,9 +97,9 @@ class PromptsWorker:
     def turn(self) -> None:
         """Fold new records of `steps` and requests of operators, issue what is due."""
         reach(CrashPoint.POLL_BEFORE)
-        raws = self._steps.poll(MAX_POLL, self._poll_s)
+        records = list(self._steps.poll(MAX_POLL, self._poll_s))
         reach(CrashPoint.POLL_AFTER)
-        for record in self._foreign.readable(raws):
+        for record in records:
             self._ledger.apply(record.event, record.position)
         self._replacements.poll()
         self._check_closed()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
 
-from rlstreams.schemas.events import Segment, Trajectory
+from rlstreams.schemas.events import Trajectory
 from rlstreams.streams.rows import main_row
+from rlstreams.streams.segments import ids_of, turns
 from rlstreams.streams.sessions.chain import Chain
 from rlstreams.workers.sandbox.reward import STOP, Sample
 
@@ -25,7 +25,7 @@ def sample_of_chain(
         schemas.TensorError: tokens that cannot be read.
         ValueError: metadata that is no JSON.
     """
-    answers = [_ids(call.segments) for call in chain.calls]
+    answers = [ids_of(call.segments) for call in chain.calls]
     cut = chain.calls[-1].finish_reason == "length"
     return Sample(
         prompt=text,
@@ -51,26 +51,17 @@ def sample_of_trajectory(
 
     Args, Raises: as `sample_of_chain`; ValueError too: the policy said nothing.
     """
-    turns = [
-        (author, list(segments))
-        for author, segments in itertools.groupby(main_row(event), lambda s: s.author)
-        if author != "prompt"
-    ]
-    said = [(author, _ids(segments)) for author, segments in turns]
-    last = next((n for n, (author, _) in reversed([*enumerate(said)]) if author == "policy"), None)
-    if last is None:
+    said = list(turns(main_row(event)))
+    own = [(segments, ids) for author, segments, ids in said if author == "policy"]
+    if not own:
         raise ValueError(f"sample {event.group_id}/{event.sample} has no token of the policy")
-    ids = said[last][1]
+    segments, ids = own[-1]
     return Sample(
         prompt=text,
         completion=decode(ids),
         answer=answer,
         metadata=json.loads(metadata or "{}"),
-        finish_reason=turns[last][1][-1].finish_reason or STOP,
+        finish_reason=segments[-1].finish_reason or STOP,
         token_ids=ids,
-        transcript=[{"author": author, "text": decode(some)} for author, some in said],
+        transcript=[{"author": author, "text": decode(some)} for author, _, some in said],
     )
-
-
-def _ids(segments: Sequence[Segment]) -> list[int]:
-    return [token for segment in segments for token in segment.token_ids.numpy().tolist()]

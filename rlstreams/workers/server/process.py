@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.synced import write_whole
 from rlstreams.workers.engines.served.command import StartCommand
 
 PATIENCE_S = 5.0  # between asking a server to end and killing it
@@ -111,10 +112,8 @@ class ServerProcess:
             environment=self._command.environment,
             pass_fds=() if self._memory is None else (self._memory.fd,),
         )
-        written = pid_file(self.log).with_suffix(".tmp")  # a reader finds the whole number
         with contextlib.suppress(OSError):  # a full disk; the server is minded all the same
-            written.write_text(f"{self.child.pid}\n", encoding="ascii")
-            written.rename(pid_file(self.log))
+            write_whole(pid_file(self.log), f"{self.child.pid}\n".encode())
 
     def answered(self) -> None:
         """Note that its memory is taken: the next server may start on its GPU."""

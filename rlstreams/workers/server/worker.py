@@ -27,7 +27,7 @@ from rlstreams.streams.workers import SILENT_S
 from rlstreams.workers.engines.served.http import is_loopback
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
 from rlstreams.workers.loop.pending import commit
@@ -70,13 +70,12 @@ class Users:
     def __init__(self, bus: Bus, url: str) -> None:
         self._url = url
         self._is_loopback = is_loopback(url)
-        self._foreign = ForeignRecords(WORKER_EVENTS.name, bus.schemas())
-        self._reader = bus.reader(bus.ends(WORKER_EVENTS.name))
+        self._reader = EventReader(bus, bus.ends(WORKER_EVENTS.name), WORKER_EVENTS.name)
         self._said: dict[str, tuple[WorkerReport, float]] = {}  # by worker, with when it was read
 
     def poll(self) -> None:
         """Read what is new; never waits."""
-        for record in self._foreign.readable(self._reader.poll(MAX_POLL, 0.0)):
+        for record in self._reader.poll(MAX_POLL):
             event = record.event
             if isinstance(event, WorkerReport) and self._means(event):
                 self._said[event.worker] = (event, time.monotonic())

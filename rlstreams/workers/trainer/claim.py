@@ -17,7 +17,7 @@ from each other forever, so ownership is decided in the log:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import (
@@ -28,15 +28,14 @@ from rlstreams.schemas.events import (
     TrainerStarted,
 )
 from rlstreams.streams.ledger import OWNED, Ledger
-from rlstreams.streams.log.bus import Bus, Producer, Reader
+from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.fencing import is_next_epoch
-from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
+from rlstreams.streams.log.record import Partition, Position, Record
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.runtime import OwnerAliveError
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.replaced import unless_replaced
@@ -67,8 +66,8 @@ class Intruders:
     def __init__(self, context: Context, bus: Bus, claimed: Claimed, writer: LedgerWriter) -> None:
         self._epoch = claimed.claim.epoch
         self._writer = writer
-        self._foreign = ForeignRecords(context.worker, bus.schemas())
-        self._steps = bus.reader({STEPS_PARTITION: claimed.position.offset + 1})
+        start = {STEPS_PARTITION: claimed.position.offset + 1}
+        self._steps = EventReader(bus, start, context.worker)
 
     def refuse(self) -> None:
         """Read the records since the last call.
@@ -94,7 +93,7 @@ class Intruders:
 
     def _refuse(self, timeout_s: float) -> None:
         found: list[Record[Event]] = []
-        for record in self._foreign.readable(self._steps.poll(100, timeout_s)):
+        for record in self._steps.poll(100, timeout_s):
             event = record.event
             is_ours = self._writer.met(record.position.offset)
             if isinstance(event, OWNED) and event.epoch == self._epoch and not is_ours:
@@ -143,14 +142,13 @@ def claim(
             here.
     """
     ledger = Ledger(keeps_steps=True, on_step=lambda step, _: on_step(step))
-    foreign = ForeignRecords(context.worker, bus.schemas())
-    with bus.reader({STEPS_PARTITION: 0}) as reader:
-        read_to_end(bus, reader, ledger, foreign)
+    with EventReader(bus, {STEPS_PARTITION: 0}, context.worker) as reader:
+        read_to_end(bus, reader, ledger)
         if not _is_known_dead(context, ledger):
-            _watch(context, reader, ledger, foreign)
+            _watch(context, reader, ledger)
         producer = bus.producer(context.transactional_id)
-        with unless_replaced(lambda: _refuse_behind(bus, reader, ledger, foreign)):
-            read_to_end(bus, reader, ledger, foreign)
+        with unless_replaced(lambda: _refuse_behind(bus, reader, ledger)):
+            read_to_end(bus, reader, ledger)
             event = make_claim(ledger)
         (position,) = producer.commit([outgoing(STEPS, event)])
         ledger.apply(event, position)
@@ -164,14 +162,13 @@ def _is_known_dead(context: Context, ledger: Ledger) -> bool:
     return owner is None or context.takeover or owner.instance in context.reaped
 
 
-def read_to_end(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
+def read_to_end(bus: Bus, reader: EventReader, ledger: Ledger) -> None:
     """Fold all records that are committed now.
 
     Raises:
         DeadlineError: the reader came no further for READ_DEADLINE_S.
     """
-    for raws in read_to(reader, bus.ends(STEPS.name), READ_DEADLINE_S):
-        _fold(raws, ledger, foreign)
+    _fold(reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S), ledger)
 
 
 def read_ledger(bus: Bus, reads: str) -> Ledger:
@@ -181,8 +178,8 @@ def read_ledger(bus: Bus, reads: str) -> Ledger:
         DeadlineError: as `read_to_end`.
     """
     ledger = Ledger(keeps_steps=True)
-    with bus.reader(bus.beginnings(STEPS_PARTITION.topic)) as reader:
-        read_to_end(bus, reader, ledger, ForeignRecords(reads, bus.schemas()))
+    with EventReader(bus, bus.beginnings(STEPS.name), reads) as reader:
+        read_to_end(bus, reader, ledger)
     return ledger
 
 
@@ -193,27 +190,25 @@ def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
         on_drop: see `Ledger`; also called for a drop that its trainer disowned behind the step.
     """
     ledger = Ledger(keeps_steps=True, on_drop=on_drop)
-    foreign = ForeignRecords(reads, bus.schemas())
-    with bus.reader(bus.beginnings(STEPS.name)) as reader:
-        for raws in read_to(reader, bus.ends(STEPS.name), READ_DEADLINE_S):
-            for record in foreign.readable(raws):
-                event = record.event
-                is_before = ledger.last_step < step
-                if is_before or (isinstance(event, TrainerHeartbeat) and event.disowned):
-                    ledger.apply(event, record.position)
+    with EventReader(bus, bus.beginnings(STEPS.name), reads) as reader:
+        for record in reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S):
+            event = record.event
+            is_before = ledger.last_step < step
+            if is_before or (isinstance(event, TrainerHeartbeat) and event.disowned):
+                ledger.apply(event, record.position)
     return ledger
 
 
-def _fold(raws: Sequence[RawRecord], ledger: Ledger, foreign: ForeignRecords) -> bool:
+def _fold(records: Iterable[Record[Event]], ledger: Ledger) -> bool:
     """Fold records; whether the newest epoch's owner wrote one of them."""
     wrote = False
-    for record in foreign.readable(raws):
+    for record in records:
         is_valid = ledger.apply(record.event, record.position)
         wrote = wrote or is_valid
     return wrote
 
 
-def _refuse_behind(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
+def _refuse_behind(bus: Bus, reader: EventReader, ledger: Ledger) -> None:
     """Refuse if the run was claimed between producer and claim, by the log alone: no commit of ours
     could have failed in between.
 
@@ -221,7 +216,7 @@ def _refuse_behind(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRec
         FencedError: somebody claimed the run since it was read last.
     """
     epoch = ledger.epoch
-    read_to_end(bus, reader, ledger, foreign)
+    read_to_end(bus, reader, ledger)
     if ledger.claim is not None and ledger.epoch > epoch:
         raise FencedError(
             f"the trainer of epoch {ledger.epoch} (instance {ledger.claim.instance}) claimed the "
@@ -229,13 +224,13 @@ def _refuse_behind(bus: Bus, reader: Reader, ledger: Ledger, foreign: ForeignRec
         )
 
 
-def _watch(context: Context, reader: Reader, ledger: Ledger, foreign: ForeignRecords) -> None:
+def _watch(context: Context, reader: EventReader, ledger: Ledger) -> None:
     if ledger.heartbeat is not None and ledger.heartbeat.state == "done":
         return
     lease_s = context.config.deadlines.lease_s
     epoch, began = ledger.epoch, time.monotonic()
     while (watched_s := time.monotonic() - began) < lease_s:
-        wrote = _fold(reader.poll(500, min(0.2, lease_s - watched_s)), ledger, foreign)
+        wrote = _fold(reader.poll(500, min(0.2, lease_s - watched_s)), ledger)
         if wrote and (ledger.epoch > epoch or watched_s > LAST_WORDS_SHARE * lease_s):
             owner = ledger.claim.instance if ledger.claim else "?"
             host = f" on host {ledger.claim.host}" if ledger.claim and ledger.claim.host else ""

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import ScoredTrajectory, Segment
+from rlstreams.streams.segments import is_sampled
 from rlstreams.streams.tokens import SAMPLED
 from rlstreams.workers.config.operation import GuardSection
 
@@ -78,7 +79,7 @@ def compared(samples: Iterable[ScoredTrajectory]) -> Iterator[Compared]:
     """Segments of a batch that can be compared."""
     for scored in samples:
         trajectory = scored.trajectory
-        own = [s for s in trajectory.segments if s.author == "policy" and len(s.token_ids)]
+        own = list(filter(is_sampled, trajectory.segments))
         for score in scored.scores:
             segment = trajectory.segments[score.segment]
             behavior = segment.behavior_logprobs

@@ -6,10 +6,9 @@ import time
 
 from rlstreams.schemas.events import PullRequested
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import POLICY_PULLS
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
 from rlstreams.workers.trainer.training.training import Training
@@ -39,12 +38,10 @@ class Publisher:
         self._server = server
         self._writer = writer
         self._store = store
-        self._foreign = ForeignRecords(context.worker, bus.schemas())
         server.open(epoch)
         if store is not None:
             store.open(epoch)
-        pulls = Partition(POLICY_PULLS.name, 0)
-        self._pulls = bus.reader({pulls: bus.ends(POLICY_PULLS.name)[pulls]})
+        self._pulls = EventReader(bus, bus.ends(POLICY_PULLS.name), context.worker)
         self.seconds = 0.0  # of the newest publication
 
     def publish(self, compute: Compute, step: int, version: int) -> Coroutine[None]:
@@ -67,7 +64,7 @@ class Publisher:
 
     def serve(self) -> None:
         """Pass on pull requests since the last call, and announce versions that were stored."""
-        for record in self._foreign.readable(self._pulls.poll(100, 0.0)):
+        for record in self._pulls.poll(100):
             if isinstance(record.event, PullRequested):
                 self._server.serve(record.event)
         if self._store is not None:

@@ -15,6 +15,8 @@ from rlstreams.workers.weights.channel import Manifest, WeightError
 if TYPE_CHECKING:
     import torch
 
+    from rlstreams.workers.weights.link.target import Row
+
 _SHOWN = 3  # differences named in a message
 
 
@@ -40,14 +42,19 @@ def layout_of(weights: Mapping[str, torch.Tensor]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
-def parse_layout(layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
+def parse_rows(layout: str) -> list[Row]:
+    """Name, dtype and shape of each tensor, in any order; raises ValueError or TypeError."""
+    return [(str(n), str(dtype), tuple(map(int, s))) for n, dtype, s in json.loads(layout)]
+
+
+def parse_layout(layout: str) -> list[Row]:
     """Name, dtype and shape of each tensor, in sending order.
 
     Raises:
         WeightError: no layout, or a name is repeated or not in order.
     """
     try:
-        rows = [(str(n), str(dtype), tuple(map(int, s))) for n, dtype, s in json.loads(layout)]
+        rows = parse_rows(layout)
     except (ValueError, TypeError) as err:
         raise WeightError(f"layout is not [[name, dtype, shape], ...]: {err}") from err
     names = [name for name, _, _ in rows]

@@ -6,7 +6,6 @@ Links only pass frames on; the sender's thread alone decides.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.frames import Connection, Frame
 from rlstreams.workers.weights.link.handshake import Hello, admit
 from rlstreams.workers.weights.link.rendezvous import answer
-from rlstreams.workers.weights.link.target import Row
 from rlstreams.workers.weights.listening import LinkServer
 
 HANDSHAKE_S = 5.0
@@ -63,11 +61,6 @@ class Member:
         """Refuse the wanted version, with the reason."""
         self.settled, self.wants = self.wants, None
         self.send({"type": "refused", "kind": kind, "error": error})
-
-
-def parse_rows(layout: str) -> list[Row]:
-    """Rows of the parameters that a member reported."""
-    return [(str(n), str(d), tuple(map(int, s))) for n, d, s in json.loads(layout)]
 
 
 # Takes a member's frame; or None with the reason that its link ended.

@@ -10,8 +10,9 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 
+from rlstreams.workers.weights.layout import parse_rows
 from rlstreams.workers.weights.link.frames import Frame
-from rlstreams.workers.weights.members import Member, parse_rows
+from rlstreams.workers.weights.members import Member
 
 ASKED_KEPT = 1024
 PATIENCE_S = 2.0  # longest wait for a member that asked but does not get ready

@@ -6,7 +6,6 @@ import base64
 import pickle
 
 SGLANG_LOADER = "rlstreams_server.sglang.receive"
-VLLM_BACKEND = "rlstreams"
 VLLM_INIT: dict[str, object] = {"init_info": {}}
 VLLM_START: dict[str, object] = {}
 VLLM_FINISH: dict[str, object] = {}

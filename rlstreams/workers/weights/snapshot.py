@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rlstreams.workers.weights.link.pieces import Piece
     from rlstreams.workers.weights.link.shards import Part
 
-PLACES = ("auto", "device", "pinned")
-
 
 class Snapshot:
     """Weights of one version."""

@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from rlstreams.workers.weights.layout import parse_layout
+from rlstreams.workers.weights.layout import parse_layout, parse_rows
 from rlstreams.workers.weights.link.checksum import Checksum
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.group import Group, Pending
@@ -25,7 +25,7 @@ from rlstreams.workers.weights.link.mapping import Plan, make_plan
 from rlstreams.workers.weights.link.pieces import batches
 from rlstreams.workers.weights.link.receiver import AHEAD, LOOK_EVERY_S
 from rlstreams.workers.weights.link.side_streams import SideStreams
-from rlstreams.workers.weights.members import Listener, Member, parse_rows
+from rlstreams.workers.weights.members import Listener, Member
 from rlstreams.workers.weights.snapshot import Snapshot
 
 if TYPE_CHECKING:

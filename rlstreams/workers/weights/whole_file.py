@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlstreams.streams.synced import replace_synced
 from rlstreams.workers.weights.channel import WeightError
 
 _EPOCH = re.compile(r"-e(\d+)\.tmp$")  # at the end of an unfinished file's name
@@ -49,18 +49,8 @@ def whole_file(target: Path, epoch: int) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     try:
-        _sync(temporary)
-        temporary.rename(target)
+        replace_synced(temporary, target)
     except FileNotFoundError as err:
         raise WeightError(
             f"{temporary.name} was removed before it was whole: another trainer took over"
         ) from err
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -103,7 +103,7 @@ class Stand:
         self.folder, self.log, self.bad = folder, make_log(), ""
         self._groups, self._evaluate_every = groups, evaluate_every
         encoder = prompt_encoder(self.config)
-        every = first_rows(self.config.data, "data.train", steps * groups + held_out)
+        every = first_rows(self.config.data, steps * groups + held_out)
         self._prompts = [
             replace(prompt_of(r, encoder, seed, group_id=str(n), group_size=SAMPLES), row=n)
             for n, r in enumerate(every)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlstreams.workers.compute import rank_server, team
+from rlstreams.workers.compute import team
 from tests.heavy import forked_ranks
 
 
@@ -16,5 +16,5 @@ def ranks_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "RANKS_OF_THEIR_OWN", False):
             patch.setattr(team, "_started", forked_ranks.started)
-            patch.setattr(rank_server, "Child", forked_ranks.HostsChild)
+            patch.setattr(team, "Child", forked_ranks.HostsChild)
         yield

@@ -194,9 +194,9 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> N
 def test_first_rows_need_no_pass(tmp_path: Path) -> None:
     """What lies behind them is not looked at."""
     file = write(tmp_path, {"prompt": "a"}, "not json")
-    assert ["a"] == [row.prompt for row in first_rows(DataSection(train=file), "data.train", 1)]
+    assert ["a"] == [row.prompt for row in first_rows(DataSection(train=file), 1)]
     with pytest.raises(ConfigError, match=r"rows\.jsonl:2:1: not a line of JSON"):
-        first_rows(DataSection(train=file), "data.train", 2)
+        first_rows(DataSection(train=file), 2)
 
 
 def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:

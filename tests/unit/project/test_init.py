@@ -59,7 +59,7 @@ def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert str(folder / "model") == config.model.path
     assert 20 == len((folder / "rows.jsonl").read_text().splitlines())
     assert 12 >= len((folder / "README.md").read_text().splitlines())
-    assert 16 == len(first_rows(config.data, "data.train", 99)) - config.data.held_out_rows
+    assert 16 == len(first_rows(config.data, 99)) - config.data.held_out_rows
     done = subprocess.run(
         [sys.executable, "test_reward.py"], cwd=folder, capture_output=True, text=True, check=True
     )
@@ -196,19 +196,19 @@ def test_rows_may_be_a_table(tmp_path: Path) -> None:
     table.write_text('prompt,answer\n"1+1=",2\n"a, ""b""\nc",3\n', encoding="utf-8-sig")
     plan = from_file(tmp_path / "x", table, "", "", "")
     assert (2, True) == (len(plan.rows), plan.columns.is_numeric)
-    found = first_rows(DataSection(train=str(table)), "data.train", 9)
+    found = first_rows(DataSection(train=str(table)), 9)
     assert [("1+1=", "2"), ('a, "b"\nc', "3")] == [(row.prompt, row.answer) for row in found]
     table.write_text("prompt\tanswer\na\tb\nc\n", "utf-8")
     table = table.rename(tmp_path / "my.TSV")
     with pytest.raises(ConfigError, match=r"my\.TSV: row 2: it has not the 2 columns of the first"):
-        first_rows(DataSection(train=str(table)), "data.train", 9)
+        first_rows(DataSection(train=str(table)), 9)
 
 
 def test_rows_need_no_answers(tmp_path: Path) -> None:
     """Prompts alone: the reward that is written says where to put one, and its test passes."""
     file = rows_file(tmp_path, *({"prompt": f"Tell me about {n}."} for n in range(9)))
     config = project(tmp_path, "--from", str(file))
-    assert "" == first_rows(config.data, "data.train", 1)[0].answer
+    assert "" == first_rows(config.data, 1)[0].answer
     assert reward_of(config, "one two", "") < reward_of(config, "a " * 12, "")
     words = [sys.executable, "test_reward.py"]
     done = subprocess.run(words, cwd=tmp_path / "x", capture_output=True, text=True, check=False)
@@ -243,7 +243,7 @@ def test_rows_may_be_parquet(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, file)
     config = project(tmp_path, "--from", str(file))
     assert (str(file), 6) == (config.data.train, config.data.held_out_rows)
-    assert "3+1=" == first_rows(config.data, "data.train", 4)[3].prompt
+    assert "3+1=" == first_rows(config.data, 4)[3].prompt
     (tmp_path / "no.parquet").write_text("no")
     with pytest.raises(ConfigError, match=r"--from: .*no\.parquet: no readable Parquet"):
         from_file(tmp_path / "y", tmp_path / "no.parquet", "", "", "")

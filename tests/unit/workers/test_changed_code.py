@@ -21,7 +21,6 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import files_of, judged_by, user_code_hashes
 from rlstreams.workers.loop.compared import ClaimCheck
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import ForeignRecords
 from rlstreams.workers.loop.log import Log
 from rlstreams.workers.trainer.facts import make_claim
 from tests import factories
@@ -68,7 +67,7 @@ def context_of(
 
 def check(context: Context) -> None:
     """What a worker does before anything else."""
-    ClaimCheck(context, ForeignRecords(context.worker, context.bus.schemas())).at_start()
+    ClaimCheck(context).at_start()
 
 
 def claimed(*claims: TrainerStarted) -> MemoryLog:

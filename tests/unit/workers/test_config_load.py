@@ -249,7 +249,7 @@ def test_a_recorded_configuration_is_what_was_computed_with():
     del tree["trainer"]["shared_prefixes"], tree["logprob"]["shared_prefixes"]
     tree["trainer"]["group_deadline_s"] = 600.0
     tree["weights"] |= {"hold_s": 10.0, "snapshot": "none"}  # which nothing reads any more
-    tree["engine"]["routers"] = []
+    tree["engine"]["routers"], tree["deadlines"]["fence_s"] = [], 35.0
     recorded = from_json(json.dumps(tree))
     assert (0.0, "reward") == (recorded.trainer.loss.clip_dual, recorded.trainer.loss.lone)
     assert 600.0 == recorded.trainer.group_deadline_s

@@ -7,11 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from rlstreams.schemas import DecodeError
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
+from rlstreams.workers.loop.foreign import EventReader
 
 E = TypeVar("E")
 READ_DEADLINE_S = 60.0  # without a single further record
@@ -103,18 +101,13 @@ def _check_passed(at: int, partition: Partition, left: set[int]) -> None:
 
 
 def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E]) -> Iterator[E]:
-    """Committed events of a kind, from `start` on; records that do not decode are left out.
+    """Committed events of a kind, from `start` on; records that do not decode are logged.
 
     Raises:
         DeadlineError: nothing came for READ_DEADLINE_S.
     """
     ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
-    with bus.reader(start) as reader:
-        for raws in read_to(reader, ends, READ_DEADLINE_S):
-            for raw in raws:
-                try:
-                    event = decoded(raw, bus.schemas()).event
-                except DecodeError:
-                    continue
-                if isinstance(event, kind):
-                    yield event
+    with EventReader(bus, start, "trainer") as reader:
+        for record in reader.up_to(ends, READ_DEADLINE_S):
+            if isinstance(record.event, kind):
+                yield record.event

@@ -9,6 +9,7 @@ from rlstreams.schemas.events import AbsentSample, DeadLetter, ScoredTrajectory,
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.streams.rows import main_row
+from rlstreams.streams.segments import is_sampled, num_tokens
 from rlstreams.workers.engines.base import FinishReason
 
 
@@ -51,11 +52,11 @@ class SeenSample:
             dataset_epoch=trajectory.dataset_epoch,
             replacement=trajectory.replacement,
             position=position,
-            num_tokens=sum(len(segment.token_ids) for segment in trajectory.segments),
+            num_tokens=num_tokens(trajectory),
             segments=tuple(
                 PolicySegment(index, segment.policy_version)
                 for index, segment in enumerate(trajectory.segments)
-                if segment.author == "policy" and len(segment.token_ids)
+                if is_sampled(segment)
             ),
             reward=trajectory.reward,
             is_truncated=is_truncated(trajectory),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.segments import num_sampled
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, Advantage, LossSection
 from rlstreams.workers.loop.validation import check_reward
 
@@ -102,10 +103,7 @@ def shaped_rewards(samples: Sequence[ScoredTrajectory], by: LossSection) -> list
     rewards = [sample.trajectory.reward for sample in samples]
     if not by.overlong_tokens:
         return rewards
-    lengths = [
-        sum(len(s.token_ids) for s in sample.trajectory.segments if s.author == "policy")
-        for sample in samples
-    ]
+    lengths = [num_sampled(sample.trajectory) for sample in samples]
     return [r + overlong_penalty(num, by) for r, num in zip(rewards, lengths, strict=True)]
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment
+from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
+from rlstreams.streams.segments import is_sampled, num_tokens
 from rlstreams.workers.model.cut import Cut, one_row, rows_of
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own_tokens
 from rlstreams.workers.model.routes import padded_routes
 from rlstreams.workers.trainer.learn.cutting import (
     minibatch_of,
-    num_tokens,
     planned_cut,
     recorded_routes,
 )
@@ -338,11 +338,6 @@ def _micro_batch(
     for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
         _fill_row(batch, row, scored, segments, policy_version)
     return batch
-
-
-def is_sampled(segment: Segment) -> bool:
-    """Whether the segment holds tokens of the policy."""
-    return segment.author == "policy" and len(segment.token_ids) > 0
 
 
 def _fill_row(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.segments import num_sampled
 from rlstreams.workers.trainer.intake.payloads import Payload
 
 MAX_PARTS = 32  # of a reward, in a step's metrics; trajectories have all of them
@@ -19,10 +20,7 @@ def batch_metrics(payloads: Sequence[Payload]) -> dict[str, float]:
         trajectory = payload.scored.trajectory
         by_group.setdefault(trajectory.group_id, []).append(trajectory.reward)
     rewards = [reward for group in by_group.values() for reward in group]
-    lengths = [
-        sum(len(s.token_ids) for s in p.scored.trajectory.segments if s.author == "policy")
-        for p in payloads
-    ]
+    lengths = [num_sampled(payload.scored.trajectory) for payload in payloads]
     return {
         **part_means([payload.scored.trajectory.reward_parts for payload in payloads]),
         "reward": float(np.mean(rewards)),
