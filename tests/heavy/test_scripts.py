@@ -7,12 +7,14 @@ unseen. `tests.gpu.end_to_end --cpu`, which needs a broker, has the marker `slow
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import pytest
 from rlstreams.workers.engines.served.capacity import START
 from tests.fake_engine import fake_weights
 from tests.gpu import adaptive, joiner
+from tests.gpu.result import kept
 from tests.servers.served import served_engine
 from tests.servers.world import World
 from tests.unit.roles.stand import EXAMPLE
@@ -188,12 +191,13 @@ def test_adapting_is_compared_on_a_stand_in(tmp_path: Path) -> None:
                            "--vocabulary", "16", "--warm-s", "2", "--window-s", "3"])  # fmt: skip
     args.model, world = str(EXAMPLE.parent / "demo/model"), World(tmp_path)
     server = world.serve(step_s=0.002)
+    found: dict[str, Any] = {}
 
     def make(own: Path, **changes: Any) -> Any:
         return served_engine([server], own, **changes)
 
     try:
-        found = adaptive.compare(server.url, make, fake_weights, tmp_path, args)
+        adaptive.compare(found, server.url, make, fake_weights, tmp_path, args)
     finally:
         world.close()
     ((fixed,), (adapts,)) = found["fixed"], found["adapt"]
@@ -203,6 +207,38 @@ def test_adapting_is_compared_on_a_stand_in(tmp_path: Path) -> None:
     lengths = {body["sampling_params"]["max_tokens"] for body in server.asked}
     assert len(lengths) > 10
     assert 64 >= max(lengths)
+
+
+def test_a_result_is_written_at_its_limit(tmp_path: Path) -> None:
+    """What was found by then, and what ended it; no handler of errors on the way swallows it."""
+    out, ended = tmp_path / "out.json", []
+
+    def work() -> None:
+        with kept(out, 0.2) as told:
+            told["found"] = 1
+            try:
+                while True:
+                    with contextlib.suppress(Exception):
+                        time.sleep(5.0)
+            finally:
+                ended.append("cleaned up")
+
+    with pytest.raises(SystemExit) as status:
+        work()
+    assert (124, ["cleaned up"]) == (status.value.code, ended)
+    found = json.loads(out.read_text())
+    assert found["found"] == 1
+    assert "limit of 0.2 s" in found["ended"]
+
+
+def test_sides_share_what_is_left_of_the_limit() -> None:
+    """A slow start shortens both periods of each; else they are as asked for."""
+    args = adaptive.parse(["--warm-s", "30", "--window-s", "60"])
+    assert (30, 60) == (args.warm_s, args.window_s)
+    args.until_s = time.monotonic() + 2 * (45 + adaptive.SIDE_S)
+    own = adaptive.fitted(args, 2)
+    assert [own.warm_s, own.window_s] == pytest.approx([15, 30], abs=0.2)
+    assert adaptive.LEAST_S == adaptive.fitted(args, 20).window_s
 
 
 def test_a_pause_of_the_others_is_told_from_their_pace() -> None:
