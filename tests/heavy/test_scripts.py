@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 
 from rlstreams.workers.engines.served.capacity import START
+from tests.bench import fleet
+from tests.factories import NOW_MS, trajectory
 from tests.fake_engine import fake_weights
 from tests.gpu import adaptive, joiner
 from tests.gpu.result import kept
@@ -239,6 +241,17 @@ def test_sides_share_what_is_left_of_the_limit() -> None:
     own = adaptive.fitted(args, 2)
     assert [own.warm_s, own.window_s] == pytest.approx([15, 30], abs=0.2)
     assert adaptive.LEAST_S == adaptive.fitted(args, 20).window_s
+
+
+def test_a_rate_counts_a_sample_by_its_part_of_the_period() -> None:
+    """Half of it in each of two periods that meet in its middle; nothing beyond."""
+    one = trajectory(started_at_ms=NOW_MS, finished_at_ms=NOW_MS + 1000)
+    tokens = fleet.num_tokens(one)
+    assert tokens > 0
+    assert tokens == fleet.rate([one], (NOW_MS, NOW_MS + 1000))
+    halves = [(NOW_MS - 500, NOW_MS + 500), (NOW_MS + 500, NOW_MS + 1500)]
+    assert [tokens / 2] * 2 == [fleet.rate([one], period) for period in halves]
+    assert 0.0 == fleet.rate([one], (NOW_MS + 1000, NOW_MS + 2000))
 
 
 def test_a_pause_of_the_others_is_told_from_their_pace() -> None:
