@@ -19,8 +19,8 @@ from .errors import PullError
 from .frames import Connection, Frame
 
 NOT_OURS = (
-    "the secret is not this run's: give both hosts one weights.secret (where none is configured, it "
-    "is the file weights.secret in the run's folder on the trainer's host)"
+    "the secret is not this run's: give both hosts one weights.secret (where none is configured, "
+    "it is the file weights.secret in the run's folder on the trainer's host)"
 )
 
 
