@@ -219,9 +219,13 @@ def pauses(
     }
 
 
-def scenario(args: argparse.Namespace, run: Path, told: dict[str, Any]) -> None:
-    """Join, work, leave; moments and statuses into `told`, also if it fails."""
-    watched = Watched(run, time.monotonic() + args.limit_s - END_S)
+def scenario(args: argparse.Namespace, run: Path, told: dict[str, Any], until_s: float) -> None:
+    """Join, work, leave; moments and statuses into `told`, also if it fails.
+
+    Args:
+        until_s: deadline of its waits, by the monotonic clock.
+    """
+    watched = Watched(run, until_s)
     try:
         watched.steps(args.joins)
         told["moments_ms"] = moments = {"started": time.time() * 1000}
@@ -275,11 +279,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         status.append(run_it(files, words, run, args.limit_s, enough=enough))
 
     thread = threading.Thread(target=work, daemon=True)
+    until_s = time.monotonic() + args.limit_s - END_S
     with kept(args.out, args.limit_s) as told:
         told |= {"hardware": hardware(), "overrides": words}
         thread.start()
         try:
-            scenario(args, run, told)
+            scenario(args, run, told, until_s)
             time.sleep(AROUND_S)  # who stays takes over
         except TimeoutError as err:
             told["late"] = str(err)
