@@ -11,7 +11,7 @@
 # The first node has the broker, the trainer and what else `up` starts; rollout workers on the others
 # join it (infra/docs/several-hosts.md). With JOIN=ADDRESS:PORT all nodes join that run: a second,
 # preemptible job. SIGTERM, ten minutes before the end of time, drains; the job is queued again and goes on.
-# NOT RUN on Slurm; tests/unit/infra/test_slurm.py runs it with stubs for Slurm and for the roles.
+# NOT RUN on Slurm; tests/e2e/test_slurm.py runs a whole job with stubs for Slurm's commands.
 set -u
 run=${RUN:?the id of the run}
 dir=${DIR:-$PWD/runs}        # a folder that all nodes see

@@ -114,18 +114,19 @@ def _found(named: str | None, *, is_stopped: bool) -> int:
     "--acls",
     metavar="PRINCIPAL",
     help="instead, print the arguments of kafka-acls.sh, a call a line: the least rights of each "
-    "role, whose principal is PRINCIPAL-ROLE",
+    "role, whose principal is PRINCIPAL-ROLE, of PRINCIPAL-operator for commands that look and "
+    "steer, and of PRINCIPAL-up",
     default="",
 )
 def topics(args: Namespace) -> int:
     """create missing topics, lengthen retention; refuse other partition counts"""
     if args.acls:
-        from rlstreams.streams.log.rights import ROLES, acls
+        from rlstreams.streams.log.rights import PRINCIPALS, acls
 
         run = configuration(*args.config).run.id
-        for role in ROLES:
-            for one in acls(run, role):
-                print(f"--add --allow-principal {args.acls}-{role} {one.arguments()}")
+        for name in PRINCIPALS:
+            for one in acls(run, name):
+                print(f"--add --allow-principal {args.acls}-{name} {one.arguments()}")
         return 0
     from rlstreams.streams.kafka.admin import apply
     from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options, topic_plan

@@ -80,45 +80,62 @@ def seconds_of(work: Callable[[], object], rounds: int = 3) -> float:
     return round(min(found), 4)
 
 
-def stored(versions: Sequence[Weights], rounds: int = 3) -> dict[str, Any]:
-    """Write them, one anchor alone, and read them: cold, and one behind; the best of `rounds`."""
+def stored(
+    versions: Sequence[Weights],
+    rounds: int = 3,
+    hashes: Sequence[str] | None = None,
+    found: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write them, one anchor alone, and read them: cold, and one behind; the best of `rounds`.
+
+    Args:
+        hashes: the versions' own; None: computed here.
+        found: gets the figures as they are measured, and is returned.
+    """
+    found = {} if found is None else found
+    known: Sequence[str | None] = hashes or [None] * len(versions)
     with tempfile.TemporaryDirectory() as name:
         place, log = place_of(name), get("bench", "bench", "bench")
         writer = StoreWriter(place, "bench", log, anchor_every=1000, keep=0, deadline_s=600)
         writer.open(1)
-        manifests = [manifest_of(number, tensors, None) for number, tensors in enumerate(versions)]
+        manifests = [
+            manifest_of(number, *one)
+            for number, one in enumerate(zip(versions, known, strict=True))
+        ]
         copied_s = []
         for manifest, tensors in zip(manifests, versions, strict=True):
             copied_s.append(seconds_of(partial(writer.take, manifest, tensors), 1))
             writer.finish(600)
-        news = writer.news()
+        anchor, *deltas = writer.news()
         writer.close()
-        anchor, *deltas = news
-        history = WeightHistory(place, "bench")
-        last, before = manifests[-1], manifests[-2]
-        held = Held(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
-
-        def read(of: Any, held: Held | None = None) -> Callable[[], object]:
-            version, text = of.policy_version, of.weight_hash
-            return lambda: history.weights_at(version, text, 600, held)
-
         whole = size_bytes(versions[0])
         sizes = [one.files[0].num_bytes for one in deltas]
-        return {
+        found |= {
             "whole_bytes": whole,
             "anchor_bytes": anchor.files[0].num_bytes,
             "delta_bytes_mean": round(statistics.mean(sizes)),
             "delta_bytes_max": max(sizes),
             "times_smaller_mean": round(whole / statistics.mean(sizes), 2),
-            "words_changed_mean": round(statistics.mean(map(changed, versions, versions[1:])), 4),
+            "num_deltas": len(deltas),
             "copy_s": min(copied_s[1:]),
             "write_anchor_s": round(anchor.seconds, 4),
             "write_delta_s": round(statistics.median(one.seconds for one in deltas), 4),
-            "read_anchor_s": seconds_of(read(manifests[0]), rounds),
-            "read_one_behind_s": seconds_of(read(last, held), rounds),
-            "read_anchor_and_all_deltas_s": seconds_of(read(last), rounds),
-            "num_deltas": len(deltas),
         }
+        history = WeightHistory(place, "bench")
+        last, before = manifests[-1], manifests[-2]
+        held = Held(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
+        reads = {
+            "read_one_behind_s": (last, held),
+            "read_anchor_s": (manifests[0], None),
+            "read_anchor_and_all_deltas_s": (last, None),
+        }
+        for figure, (of, base) in reads.items():
+            version, text = of.policy_version, of.weight_hash
+            read = partial(history.weights_at, version, text, 600, base)
+            found[figure] = seconds_of(read, rounds)
+    mean = statistics.mean(map(changed, versions, versions[1:]))
+    found["words_changed_mean"] = round(mean, 4)
+    return found
 
 
 def changed(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:

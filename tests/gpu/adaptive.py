@@ -1,13 +1,14 @@
 """A fixed number of requests in flight against one that adapts (`engine.adapt`), on one vLLM.
 
-    python -m tests.gpu.adaptive --shape qwen3-1.7b --cache-gb 0 --json roomy.json  # all memory
-    python -m tests.gpu.adaptive --shape qwen3-1.7b --cache-gb 12 --json small.json
+    python -m tests.gpu.adaptive --cache-gb 12 --out small.json
+    python -m tests.gpu.adaptive --cache-gb 0 --out roomy.json  # all memory
 
 A rollout worker on the in-memory log keeps the server supplied, once with `engine.adapt` and once
 without, with the same samples: each has its own most tokens by its id, lognormal with mean `--mean`
 and at most `--longest`, and no token ends it earlier. Figures are of `--window-s` after
 `--warm-s`, while samples wait, so no tail of long answers is in them; `warming` has those before.
-The server counts tokens, preemptions and its cache's use.
+The server counts tokens, preemptions and its cache's use. What is left of `--limit-s` once the
+server answers is divided among the sides, and shortens both periods where it must.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import os
 import statistics
 import sys
 import tempfile
@@ -41,18 +44,22 @@ from rlstreams.workers.engines.served.wire import gauges_of
 from tests.bench.hardware import hardware
 from tests.bench.rollout_overhead import Ours
 from tests.gpu.engine_contract import Bench
-from tests.gpu.random_model import KINDS, write
-from tests.gpu.rollout_overhead import wide_tokenizer
+from tests.gpu.qwen3 import SHAPES
+from tests.gpu.result import kept
+from tests.gpu.workload import write_folder
 from tests.memory.bus import MemoryBus
-from tests.servers.real import num_generated, ready, real_engine, without_end
+from tests.servers.real import num_generated, ready, real_engine
 from tests.unit.roles.stand import make_prompt
 
 SIDES = {"fixed": False, "adapt": True}
 GROUP = 8  # samples with one prompt
 SIGMA = 0.8  # of the logarithm of a length
 LOOK_S = 1.0
-DRAIN_S = 120.0
-FIRST_S = 180.0  # until the first sample: weights are pulled before
+DRAIN_S = 30.0
+FIRST_S = 60.0  # until the first sample: weights are pulled before
+SIDE_S = 15.0  # of a side's time for that and for what is in flight at its end
+LEAST_S = 8.0  # a period that says something
+THREADS = 8  # a container has fewer cores than its machine says: more threads wait for each other
 MakeEngine = Callable[..., ServedEngine]
 
 
@@ -181,69 +188,89 @@ def quiet(url: str) -> None:
         time.sleep(0.2)
 
 
+def fitted(args: argparse.Namespace, num_sides: int) -> argparse.Namespace:
+    """The options of the next side, its periods as short as so many sides need them to be."""
+    asked_s = args.warm_s + args.window_s
+    each_s = (args.until_s - time.monotonic()) / num_sides - SIDE_S
+    share = min(1.0, each_s / asked_s)
+    periods_s = {name: max(LEAST_S, share * getattr(args, name)) for name in ("warm_s", "window_s")}
+    return argparse.Namespace(**vars(args) | periods_s)
+
+
 def compare(
+    found: dict[str, Any],
     url: str,
     make: MakeEngine,
     weights: Callable[[int], Mapping[str, torch.Tensor]],
     folder: Path,
     args: argparse.Namespace,
-) -> dict[str, Any]:
+) -> None:
     """Sides one after the other, on one server.
 
     Args:
+        found: gets the figures, each side's as it ends.
         make: an engine of the server, with these changes to its settings.
     """
-    rows: dict[str, Any] = {side: [] for side in SIDES}
+    found |= {side: [] for side in SIDES}
+    turns: list[str] = []
     for number in range(args.rounds):
-        for side in [*SIDES] if number % 2 else reversed(SIDES):  # the cold server adapts
-            own = folder / f"{side}-{number}"
-            engine = bounded(make(own, limit=args.slots, adapts=SIDES[side]), args)
-            flood = Flood(engine, url, own, args, weights)
-            try:
-                looks, came = flood.flow(args)
-            finally:
-                flood.close()
+        turns += [*SIDES] if number % 2 else reversed(SIDES)  # the cold server adapts
+    for number, side in enumerate(turns):
+        own, name = fitted(args, len(turns) - number), folder / f"{side}-{number}"
+        engine = bounded(make(name, limit=args.slots, adapts=SIDES[side]), args)
+        flood = Flood(engine, url, name, args, weights)
+        try:
+            looks, came = flood.flow(own)
+        finally:
+            flood.close()
+        found[side].append(told_of(looks, came, own))
+        shown = {name: value for name, value in found[side][-1].items() if name != "by_second"}
+        sys.stdout.write(f"{side} {json.dumps(shown)}\n")
+        sys.stdout.flush()
+        if number + 1 < len(turns):
             quiet(url)
-            warm = [look for look in looks if look.at_s < args.warm_s]
-            steady = [look for look in looks if look.at_s >= args.warm_s]
-            found = told(steady, came, args.warm_s) | {"warming": told(warm, came, 0.0)}
-            found["by_second"] = [
-                [round(one.at_s), one.limit, one.in_flight, round(one.gauges.cache_share, 3),
-                 one.gauges.num_preemptions] for one in looks[:: max(1, len(looks) // 40)]
-            ]  # fmt: skip
-            rows[side].append(found)
-            shown = {name: value for name, value in found.items() if name != "by_second"}
-            sys.stdout.write(f"{side} {json.dumps(shown)}\n")
-            sys.stdout.flush()
     rates = {
-        side: statistics.median(row["tokens_per_s"] or row["answered_tokens_per_s"] for row in own)
-        for side, own in rows.items()
+        side: statistics.median(
+            row["tokens_per_s"] or row["answered_tokens_per_s"] for row in found[side]
+        )
+        for side in SIDES
     }
-    preempted = {side: sum(row["preemptions"] for row in own) for side, own in rows.items()}
-    return rows | {
-        "tokens_per_s_over_fixed": round(rates["adapt"] / rates["fixed"], 4),
-        "preemptions": preempted,
-    }
+    found["tokens_per_s_over_fixed"] = round(rates["adapt"] / rates["fixed"], 4)
+    found["preemptions"] = {side: sum(row["preemptions"] for row in found[side]) for side in SIDES}
 
 
-def served(args: argparse.Namespace, gigabytes: float, folder: Path) -> dict[str, Any]:
+def told_of(
+    looks: Sequence[Look], came: Sequence[tuple[float, int]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """A side's figures."""
+    warm = [look for look in looks if look.at_s < args.warm_s]
+    steady = [look for look in looks if look.at_s >= args.warm_s]
+    found = told(steady, came, args.warm_s) | {"warming": told(warm, came, 0.0)}
+    found["by_second"] = [
+        [round(one.at_s), one.limit, one.in_flight, round(one.gauges.cache_share, 3),
+         one.gauges.num_preemptions] for one in looks[:: max(1, len(looks) // 40)]
+    ]  # fmt: skip
+    return found
+
+
+def served(found: dict[str, Any], args: argparse.Namespace, gigabytes: float, folder: Path) -> None:
     """Start a server whose cache has so much, all that there is if 0; compare on it."""
     bound = [f"kv-cache-memory-bytes={int(gigabytes * 1e9)}"] if gigabytes else []
     own = argparse.Namespace(**vars(args) | {"arg": [*args.arg, *bound]})
     model, started_s = Path(args.model), time.perf_counter()
-    of_folder = load_file(model / "model.safetensors")
     bench = Bench(own, folder)
+    of_folder = load_file(model / "model.safetensors")
     try:
         assert bench.process is not None
         asyncio.run(ready(bench.url, bench.process))
-        sys.stdout.write(f"ready after {time.perf_counter() - started_s:.0f} s\n")
+        found["server_start_s"] = round(time.perf_counter() - started_s, 1)
 
         def make(own: Path, **changes: Any) -> ServedEngine:
             return real_engine(
                 "vllm", bench.url, model, own, stops=False, request_s=args.request_s, **changes
             )
 
-        return compare(bench.url, make, lambda _: of_folder, folder, args)
+        compare(found, bench.url, make, lambda _: of_folder, folder, args)
     finally:
         bench.listener.close()
         if bench.process is not None:
@@ -252,10 +279,7 @@ def served(args: argparse.Namespace, gigabytes: float, folder: Path) -> dict[str
 
 def made(args: argparse.Namespace, folder: Path) -> Path:
     """A model of the shape for such lengths, whose answers end at their most tokens."""
-    model = folder / "model"
-    write(args.shape, model)
-    wide_tokenizer(model, args.vocabulary)
-    without_end(model)
+    model = write_folder(folder / "model", args.shape, args.vocabulary)
     config = json.loads((model / "config.json").read_text())
     config["max_position_embeddings"] = args.prompt + args.longest + 8
     (model / "config.json").write_text(json.dumps(config))
@@ -265,9 +289,9 @@ def made(args: argparse.Namespace, folder: Path) -> Path:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shape", default="qwen3-1.7b", choices=KINDS)
+    parser.add_argument("--shape", default="1.7b", choices=SHAPES)
     parser.add_argument("--vocabulary", type=int, default=151_936, help="the shape's")
-    parser.add_argument("--cache-gb", type=float, nargs="+", default=[0.0], help="a server each")
+    parser.add_argument("--cache-gb", type=float, default=0.0, help="of the server; 0: all")
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--mean", type=int, default=1000, help="tokens of an answer")
     parser.add_argument("--longest", type=int, default=8192)
@@ -280,30 +304,32 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--log", default="engine.log")
-    parser.add_argument("--json", default="")
+    parser.add_argument("--limit-s", type=float, default=220.0, help="for all of it")
+    parser.add_argument("--out", default="", help="file for the result, also of a part")
     # What `Bench` and `Ours` ask for too.
-    parser.set_defaults(kind="vllm", url="", experts=False, record="", pulls=0, fixed=True)
+    parser.set_defaults(kind="vllm", url="", experts=False, record="", pulls=0, fixed=True,
+                        until_s=math.inf)  # fmt: skip
     args = parser.parse_args(argv)
     args.tokens = args.longest
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """A server for each size of cache, one after the other."""
+    """Make the model, start the server, compare."""
     args = parse(argv)
+    args.until_s = time.monotonic() + args.limit_s
+    torch.set_num_threads(min(THREADS, os.cpu_count() or 1))
     args.arg += [f"max-num-seqs={args.slots}"]
-    result: dict[str, Any] = {"hardware": hardware(), "options": {
-        name: getattr(args, name) for name in ("shape", "slots", "mean", "longest", "prompt",
-                                               "warm_s", "window_s", "rounds", "arg")
-    }}  # fmt: skip
-    with tempfile.TemporaryDirectory() as name:
+    args.env += [f"OMP_NUM_THREADS={THREADS}"]
+    with kept(args.out, args.limit_s) as result, tempfile.TemporaryDirectory() as name:
+        result |= {"hardware": hardware(), "options": {
+            name: getattr(args, name) for name in ("shape", "cache_gb", "slots", "mean", "longest",
+                                                   "prompt", "warm_s", "window_s", "rounds", "arg")
+        }}  # fmt: skip
+        started_s = time.perf_counter()
         args.model = str(made(args, Path(name)))
-        for gigabytes in args.cache_gb:
-            case = f"cache {gigabytes:g} GB" if gigabytes else "all memory"
-            sys.stdout.write(f"{case}\n")
-            result[case] = served(args, gigabytes, Path(name) / f"served-{gigabytes:g}")
-            if args.json:
-                Path(args.json).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        result["model_made_s"] = round(time.perf_counter() - started_s, 1)
+        served(result, args, args.cache_gb, Path(name) / "served")
 
 
 if __name__ == "__main__":

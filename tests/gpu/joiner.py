@@ -16,8 +16,6 @@ is 1 if one is, or the audit is not clean.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import re
 import signal
@@ -26,15 +24,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rlstreams import open_run
-from rlstreams.schemas.events import Trajectory
+from rlstreams.schemas.events import StepCompleted, Trajectory
+from rlstreams.streams.log.errors import StreamsError
+from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.workers import JOINED_FROM
 from rlstreams.workers.config.load import load
+from tests.gpu.result import kept
 from tests.gpu.whole_run import EXAMPLES, ON_CPU, hardware, run_it, tails, told_by_the_log
 
 JOINER = f"rollout-{JOINED_FROM}"
@@ -45,7 +46,8 @@ SCARCE = ("rollout.workers=1", "rollout.slots=128", "engine.max_running=128")
 POLL_S = 0.5
 PAUSE, PAUSE_S = 2.0, 1.0  # times the longest gap before, and at least so long
 AROUND_S = 10.0  # behind its first sample, and behind its end
-LEAVES_S = 90.0
+LEAVES_S = 40.0
+END_S = 60.0  # of the limit: to leave, to end the run and to read its log
 
 
 def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
@@ -64,32 +66,58 @@ def configured(args: argparse.Namespace) -> tuple[list[Path], list[str]]:
 
 
 class Watched:
-    """The run's steps and trajectories, read while it is live."""
+    """The run's steps and the joiner's samples, counted while the run is live."""
 
     def __init__(self, run: Path, until_s: float) -> None:
-        self._run, self._until_s = run, until_s
+        """
+        Args:
+            until_s: deadline of all waits, by the monotonic clock.
 
-    def wait(self, what: str, found: Any) -> None:
-        """Until `found(log)`; a deadline names what was waited for, and what stood in the way."""
-        why: Exception | str = "it is not in the log"
-        while True:
-            if time.monotonic() > self._until_s:
-                raise TimeoutError(f"{what} was not there in time: {why}")
-            try:
-                with open_run(self._run) as log:
-                    if found(log):
-                        return
-            except Exception as err:  # noqa: BLE001 - there is no run yet, or no broker
-                why = err
-            time.sleep(POLL_S)
+        Raises:
+            TimeoutError: it has no log by then; names the last reason.
+        """
+        self._log = opened(run, until_s)
+        left_s = until_s - time.monotonic()
+        self._events = self._log.follow(
+            StepCompleted, Trajectory, deadline_s=left_s, from_start=True
+        )
+        self.num_steps = self.num_samples = 0
 
-    def steps(self, number: int) -> None:
-        """Until so many steps are done."""
-        self.wait(f"step {number}", lambda log: len(list(log.steps())) >= number)
+    def until(self, what: str, found: Callable[[], bool]) -> None:
+        """Until `found()`; a deadline names what was waited for, and how far it came."""
+        while not found():
+            record = next(self._events, None)
+            if record is None:
+                raise TimeoutError(
+                    f"{what} was not there in time: the run has {self.num_steps} steps, "
+                    f"{JOINER} {self.num_samples} samples"
+                )
+            self.num_steps += isinstance(record.event, StepCompleted)
+            self.num_samples += getattr(record.event, "worker", "") == JOINER
 
-    def samples(self, number: int) -> None:
-        """Until the joiner has so many samples."""
-        self.wait(f"sample {number} of {JOINER}", lambda log: len(list(of_joiner(log))) >= number)
+    def steps(self, more: int) -> None:
+        """Until so many more steps are done."""
+        wanted = self.num_steps + more
+        self.until(f"step {wanted}", lambda: self.num_steps >= wanted)
+
+    def first_sample(self) -> None:
+        """Until the joiner has one."""
+        self.until(f"the first sample of {JOINER}", lambda: self.num_samples > 0)
+
+    def close(self) -> None:
+        """Close the log."""
+        self._log.close()
+
+
+def opened(run: Path, until_s: float) -> RunLog:
+    """The log of a run that is about to begin."""
+    while True:
+        try:
+            return open_run(run)
+        except StreamsError as err:  # there is no run yet, or no broker
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{run} has no log that can be read: {err}") from err
+        time.sleep(POLL_S)
 
 
 def of_joiner(log: Any) -> Iterator[Trajectory]:
@@ -191,21 +219,26 @@ def pauses(
     }
 
 
-def scenario(args: argparse.Namespace, run: Path, told: dict[str, Any]) -> None:
-    """Join, work, leave; moments and statuses into `told`, also if it fails."""
-    watched = Watched(run, time.monotonic() + args.limit_s - LEAVES_S)
-    watched.steps(args.joins)
-    told["moments_ms"] = moments = {"started": time.time() * 1000}
-    processes = joined(args, run)
+def scenario(args: argparse.Namespace, run: Path, told: dict[str, Any], until_s: float) -> None:
+    """Join, work, leave; moments and statuses into `told`, also if it fails.
+
+    Args:
+        until_s: deadline of its waits, by the monotonic clock.
+    """
+    watched = Watched(run, until_s)
     try:
-        watched.samples(1)
-        with open_run(run) as log:
-            now = len(list(log.steps()))
-        watched.steps(now + args.joins)
-        moments["told"] = time.time() * 1000
+        watched.steps(args.joins)
+        told["moments_ms"] = moments = {"started": time.time() * 1000}
+        processes = joined(args, run)
+        try:
+            watched.first_sample()
+            watched.steps(args.joins)
+        finally:
+            moments["told"] = time.time() * 1000
+            told["statuses"] = left(processes)
+            moments["left"] = time.time() * 1000
     finally:
-        told["statuses"] = left(processes)
-        moments["left"] = time.time() * 1000
+        watched.close()
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -219,8 +252,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--python", default="", help="of the servers' environment")
     parser.add_argument("--jars", default="", help="folder of the broker's jars")
     parser.add_argument("--steps", type=int, default=1000, help="at most: it ends once all is seen")
-    parser.add_argument("--joins", type=int, default=8, help="after so many steps; leaves as later")
-    parser.add_argument("--limit-s", type=float, default=540.0)
+    parser.add_argument("--joins", type=int, default=3, help="after so many steps; leaves as later")
+    parser.add_argument("--limit-s", type=float, default=235.0, help="for all of it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="after --: fields of the configuration")
     args = parser.parse_args(argv)
@@ -239,7 +272,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     files, words = configured(args)
     config = load(files, words)
     run = Path(config.folder)
-    told: dict[str, Any] = {"hardware": hardware(), "overrides": words}
     status: list[int] = []
     enough = threading.Event()  # more steps say nothing about it
 
@@ -247,26 +279,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         status.append(run_it(files, words, run, args.limit_s, enough=enough))
 
     thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        scenario(args, run, told)
-        time.sleep(AROUND_S)  # who stays takes over
-    finally:
-        enough.set()
-        thread.join(args.limit_s + LEAVES_S)
-        told["status"] = status[0] if status else None
-        found = told_by_the_log(config)
-        told |= {name: found[name] for name in ("steps", "tokens_per_s", "audit_ok")}
-        with contextlib.suppress(ValueError, KeyError):  # it did not come so far
-            told["joiner"] = figures(run, told["moments_ms"])
-        args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
-        for log in (args.folder / "elsewhere").glob("*.log"):
-            sys.stdout.write(f"==> {log}\n{log.read_text(errors='replace')[-2000:]}\n")
-        if status != [0]:
-            sys.stdout.write(tails(run) + "\n")
-    paused = told.get("joiner", {"others_paused": None})["others_paused"]
-    return int(not found["audit_ok"] or status != [0] or paused != 0)
+    until_s = time.monotonic() + args.limit_s - END_S
+    with kept(args.out, args.limit_s) as told:
+        told |= {"hardware": hardware(), "overrides": words}
+        thread.start()
+        try:
+            scenario(args, run, told, until_s)
+            time.sleep(AROUND_S)  # who stays takes over
+        except TimeoutError as err:
+            told["late"] = str(err)
+        finally:
+            enough.set()
+            thread.join(args.limit_s)
+            told["status"] = status[0] if status else None
+            tell_logs(args.folder / "elsewhere", run if status != [0] else None)
+        with open_run(run):  # its broker is started once for all that read
+            found = told_by_the_log(config)
+            told |= {name: found[name] for name in ("steps", "tokens_per_s", "audit_ok")}
+            if "late" not in told:
+                told["joiner"] = figures(run, told["moments_ms"])
+    went_on = "joiner" in told and told["joiner"]["others_paused"] == 0
+    return int(not (told["audit_ok"] and status == [0] and went_on))
+
+
+def tell_logs(elsewhere: Path, run: Path | None) -> None:
+    """Print the joiner's last lines, and those of a run that failed."""
+    for log in elsewhere.glob("*.log"):
+        sys.stdout.write(f"==> {log}\n{log.read_text(errors='replace')[-2000:]}\n")
+    if run:
+        sys.stdout.write(tails(run) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,20 +7,25 @@ unseen. `tests.gpu.end_to_end --cpu`, which needs a broker, has the marker `slow
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlstreams.workers.engines.served.capacity import START
+from tests.bench import fleet
+from tests.factories import NOW_MS, trajectory
 from tests.fake_engine import fake_weights
 from tests.gpu import adaptive, joiner
+from tests.gpu.result import kept
 from tests.servers.served import served_engine
 from tests.servers.world import World
 from tests.unit.roles.stand import EXAMPLE
@@ -188,12 +193,13 @@ def test_adapting_is_compared_on_a_stand_in(tmp_path: Path) -> None:
                            "--vocabulary", "16", "--warm-s", "2", "--window-s", "3"])  # fmt: skip
     args.model, world = str(EXAMPLE.parent / "demo/model"), World(tmp_path)
     server = world.serve(step_s=0.002)
+    found: dict[str, Any] = {}
 
     def make(own: Path, **changes: Any) -> Any:
         return served_engine([server], own, **changes)
 
     try:
-        found = adaptive.compare(server.url, make, fake_weights, tmp_path, args)
+        adaptive.compare(found, server.url, make, fake_weights, tmp_path, args)
     finally:
         world.close()
     ((fixed,), (adapts,)) = found["fixed"], found["adapt"]
@@ -203,6 +209,49 @@ def test_adapting_is_compared_on_a_stand_in(tmp_path: Path) -> None:
     lengths = {body["sampling_params"]["max_tokens"] for body in server.asked}
     assert len(lengths) > 10
     assert 64 >= max(lengths)
+
+
+def test_a_result_is_written_at_its_limit(tmp_path: Path) -> None:
+    """What was found by then, and what ended it; no handler of errors on the way swallows it."""
+    out, ended = tmp_path / "out.json", []
+
+    def work() -> None:
+        with kept(out, 0.2) as told:
+            told["found"] = 1
+            try:
+                while True:
+                    with contextlib.suppress(Exception):
+                        time.sleep(5.0)
+            finally:
+                ended.append("cleaned up")
+
+    with pytest.raises(SystemExit) as status:
+        work()
+    assert (124, ["cleaned up"]) == (status.value.code, ended)
+    found = json.loads(out.read_text())
+    assert found["found"] == 1
+    assert "limit of 0.2 s" in found["ended"]
+
+
+def test_sides_share_what_is_left_of_the_limit() -> None:
+    """A slow start shortens both periods of each; else they are as asked for."""
+    args = adaptive.parse(["--warm-s", "30", "--window-s", "60"])
+    assert (30, 60) == (args.warm_s, args.window_s)
+    args.until_s = time.monotonic() + 2 * (45 + adaptive.SIDE_S)
+    own = adaptive.fitted(args, 2)
+    assert [own.warm_s, own.window_s] == pytest.approx([15, 30], abs=0.2)
+    assert adaptive.LEAST_S == adaptive.fitted(args, 20).window_s
+
+
+def test_a_rate_counts_a_sample_by_its_part_of_the_period() -> None:
+    """Half of it in each of two periods that meet in its middle; nothing beyond."""
+    one = trajectory(started_at_ms=NOW_MS, finished_at_ms=NOW_MS + 1000)
+    tokens = fleet.num_tokens(one)
+    assert tokens > 0
+    assert tokens == fleet.rate([one], (NOW_MS, NOW_MS + 1000))
+    halves = [(NOW_MS - 500, NOW_MS + 500), (NOW_MS + 500, NOW_MS + 1500)]
+    assert [tokens / 2] * 2 == [fleet.rate([one], period) for period in halves]
+    assert 0.0 == fleet.rate([one], (NOW_MS + 1000, NOW_MS + 2000))
 
 
 def test_a_pause_of_the_others_is_told_from_their_pace() -> None:

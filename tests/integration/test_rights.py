@@ -21,13 +21,22 @@ from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Reader
-from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.errors import BrokerError, OutcomeUnknownError
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
-from rlstreams.streams.log.rights import ROLES, Acl, NoRightError, OfRole, acls
+from rlstreams.streams.log.rights import (
+    OPERATOR,
+    PRINCIPALS,
+    ROLES,
+    UP,
+    Acl,
+    NoRightError,
+    OfRole,
+    acls,
+)
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import TOPICS
 
-RUN = "rights"
+RUN, OF_UP = "rights", "rights-up"
 WORD = "a-word-of-this-test"
 ANSWER_S = 30.0
 GROUPS = {"rollout": "prompts", "logprob": "trajectories"}  # roles with a group, and what it reads
@@ -39,7 +48,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
     settings = password.broker_settings
 
     def with_users(folder: Path) -> Mapping[str, str]:
-        users = "".join(f' user_rl-{role}="{WORD}"' for role in ROLES)
+        users = "".join(f' user_rl-{role}="{WORD}"' for role in PRINCIPALS)
         found = dict(settings(folder))
         for name, value in found.items():
             if name.endswith("jaas.config"):
@@ -80,8 +89,8 @@ def bootstrap(broker: EmbeddedBroker) -> str:
     apply(state.bootstrap, RUN, TopicPlan(rollout_workers=1, logprob_workers=1), ours)
     wanted = [
         binding(role, acl, operation)
-        for role in ROLES
-        for acl in acls(RUN, role)
+        for role in PRINCIPALS
+        for acl in acls(RUN if role != UP else OF_UP, role)
         for operation in acl.operations
     ]
     client = AdminClient({"bootstrap.servers": state.bootstrap, **ours})  # kept: see `KafkaBus`
@@ -90,14 +99,17 @@ def bootstrap(broker: EmbeddedBroker) -> str:
     return state.bootstrap
 
 
-def as_user(bootstrap: str, role: str) -> KafkaBus:
-    login = {
+def login_of(role: str) -> dict[str, str]:
+    return {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanisms": "PLAIN",
         "sasl.username": f"rl-{role}",
         "sasl.password": WORD,
     }
-    return KafkaBus(bootstrap, RUN, options=login)
+
+
+def as_user(bootstrap: str, role: str, run: str = RUN) -> KafkaBus:
+    return KafkaBus(bootstrap, run, options=login_of(role))
 
 
 def polled(reader: Reader) -> None:
@@ -150,6 +162,36 @@ def test_a_role_gets_at_its_topics_and_at_no_other(bootstrap: str, role: str) ->
                 appender.append(record).result(ANSWER_S)
 
 
+def test_an_operator_reads_everything_and_steers(bootstrap: str) -> None:
+    """What commands do: all topics, positions of groups, `control`; and no sample."""
+    record = {"key": b"k", "value": (b"v",), "partition": 0}
+    with as_user(bootstrap, OPERATOR) as bus:
+        for topic in TOPICS:
+            with bus.reader(bus.beginnings(topic.name)) as reader:
+                reader.poll(10, 2.0)
+        for group, topic_name in GROUPS.items():
+            assert bus.committed(group, topic_name) is not None
+        for name in ("control", OPERATOR):
+            with bus.producer(name) as producer:
+                producer.commit([Outgoing(topic="control", **record)])
+        with (
+            bus.producer(OPERATOR) as producer,
+            pytest.raises(OutcomeUnknownError, match="refused: TOPIC_AUTHORIZATION_FAILED"),
+        ):
+            producer.commit([Outgoing(topic="prompts", **record)])
+        with pytest.raises(BrokerError):
+            bus.producer("trainer.0")
+
+
+def test_up_makes_the_topics_of_its_run_and_of_no_other(bootstrap: str) -> None:
+    plan, own = TopicPlan(rollout_workers=1, logprob_workers=1), login_of(UP)
+    assert len(TOPICS) == len(apply(bootstrap, OF_UP, plan, own))
+    with as_user(bootstrap, UP, OF_UP) as bus, bus.producer("trainer.0") as producer:
+        producer.commit([Outgoing(topic="steps", key=b"k", value=(b"v",), partition=0)])
+    with pytest.raises(BrokerError):
+        apply(bootstrap, RUN, plan, own)
+
+
 def test_they_are_printed_for_kafkas_own_tool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,4 +202,5 @@ def test_they_are_printed_for_kafkas_own_tool(
         "--add --allow-principal User:rl-rollout --operation Read --operation Write "
         "--operation Describe --operation DescribeConfigs --topic mine.calls"
     ) in lines
-    assert len(lines) == len(ROLES) * (len(TOPICS) + 3)
+    assert len(lines) == len(ROLES) * (len(TOPICS) + 3) + len(TOPICS) + 4 + 3
+    assert "--add --allow-principal User:rl-up --operation All --topic mine. " in lines[-3] + " "

@@ -99,9 +99,19 @@ def broker_error(error: Any, doing: str, bootstrap: str) -> BrokerError:  # noqa
     return BrokerError(f"Kafka at {bootstrap}: {doing}: {error.name()}: {error.str()}{hint}")
 
 
-def lost_transaction(error: Any, transactional_id: str) -> StreamsError:  # noqa: ANN401
-    """Return the error that ends a producer after a failure that no abort cures."""
+def lost_transaction(
+    error: Any,  # noqa: ANN401
+    transactional_id: str,
+    cause: Any = None,  # noqa: ANN401
+) -> StreamsError:
+    """Return the error that ends a producer after a failure that no abort cures.
+
+    Args:
+        cause: the broker's refusal of a record before it, a missing right for instance.
+    """
     said = f"{error.name()}: {error.str()}"
+    if cause is not None and cause.code() != error.code():
+        said += f", after a record was refused: {cause.name()}: {cause.str()}"
     if error.code() in _FENCED:
         return FencedError(
             f"transactional id {transactional_id} is fenced: another producer of this id started, "

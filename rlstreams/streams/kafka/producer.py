@@ -230,7 +230,7 @@ class KafkaProducer(Closing):
             if reason is None:
                 return aborted_transaction(cause, self._id)
             error = reason
-        self._ended = lost_transaction(error, self._id)
+        self._ended = lost_transaction(error, self._id, cause)
         return self._ended
 
     def _abort(self) -> Any:  # noqa: ANN401

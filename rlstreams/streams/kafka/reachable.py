@@ -8,8 +8,8 @@ from rlstreams.streams.log.errors import BrokerError
 
 CONNECT_S = 10.0
 NOT_KAFKA = (
-    "something listens there and does not speak Kafka as we do: check the port, and "
-    "broker.options for one that wants TLS or a password"
+    "something listens there and does not speak Kafka as we do: check the port, and broker.options "
+    "for one that wants TLS or a password (security.protocol, ssl.ca.location, sasl.mechanisms)"
 )
 
 

@@ -26,6 +26,9 @@ from rlstreams.streams.log.topics import TOPICS
 
 READERS = "readers"  # the group that readers name
 ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
+OPERATOR, UP = "operator", "up"
+PRINCIPALS = (*ROLES, OPERATOR, UP)  # that a broker with an authorizer tells apart
+_OF_OPERATORS = ("operator", "control")  # their transactional ids
 _WRITES = {role: {t.name for t in TOPICS if role in t.written_by} for role in ROLES}
 _READS = {role: {t.name for t in TOPICS if {role, "any"} & set(t.read_by)} for role in ROLES}
 
@@ -196,17 +199,36 @@ class Acl:
         return f"{operations} --{self.resource} {self.name}{pattern}"
 
 
-def acls(run: str, role: str) -> Iterator[Acl]:
-    """Yield the least rights of a role of a run: with these and no others it does its work."""
+def acls(run: str, principal: str) -> Iterator[Acl]:
+    """Yield the least rights of one of `PRINCIPALS`: with these and no others it does its work.
+
+    An operator reads all topics and writes what commands write. `up` makes topics and has one login
+    for all roles that it starts: everything that is this run's.
+    """
+    if principal == UP:
+        for resource in ("topic", "group", "transactional-id"):
+            yield Acl(resource, f"{run}.", is_prefix=True, operations=("All",))
+        return
     for topic in TOPICS:
         may = [
-            name for name, of in (("Read", _READS), ("Write", _WRITES)) if topic.name in of[role]
+            name
+            for name, is_given in (
+                ("Read", principal == OPERATOR or topic.name in _READS[principal]),
+                ("Write", principal in topic.written_by),
+            )
+            if is_given
         ]
         operations = (*may, "Describe", "DescribeConfigs")  # a claim names topics and settings
         yield Acl("topic", f"{run}.{topic.name}", is_prefix=False, operations=operations)
-    yield Acl("group", f"{run}.{role}", is_prefix=False, operations=("Read", "Describe"))
+    if principal == OPERATOR:  # positions of all groups, and who has a transaction open
+        yield Acl("group", f"{run}.", is_prefix=True, operations=("Describe",))
+        yield Acl("transactional-id", f"{run}.", is_prefix=True, operations=("Describe",))
+        for name in _OF_OPERATORS:
+            yield Acl("transactional-id", f"{run}.{name}", is_prefix=False, operations=("Write",))
+        return
+    yield Acl("group", f"{run}.{principal}", is_prefix=False, operations=("Read", "Describe"))
     # Readers join no group, but the client asks for the coordinator of their group's name.
     yield Acl("group", f"{run}.{READERS}", is_prefix=False, operations=("Describe",))
     yield Acl(
-        "transactional-id", f"{run}.{role}.", is_prefix=True, operations=("Write", "Describe")
+        "transactional-id", f"{run}.{principal}.", is_prefix=True, operations=("Write", "Describe")
     )

@@ -86,13 +86,27 @@ class Seats:
             self._await_silence(f"{self._role}-{ordinal}")
         for number in count(JOINED_FROM) if ordinal is None else (ordinal,):
             worker = f"{self._role}-{number}"
-            if not self._workers.is_taken(worker) and self._claim(worker, instance):
+            is_held = self._workers.is_taken if ordinal is not None else self._may_live
+            if not is_held(worker) and self._claim(worker, instance):
                 return number
         raise ConfigError(f"--ordinal {ordinal}: {self._why_taken(f'{self._role}-{ordinal}')}")
 
     def close(self) -> None:
         """Release the reader."""
         self._there.close()
+
+    def _may_live(self, worker: str) -> bool:
+        """Whether a process had this name that did not report its stop, within `JOIN_S`.
+
+        A shorter silence is no death: a worker that takes over partitions waits, and does not
+        report, for an open transaction of their last owner; who took its name would fence it.
+        """
+        named = self._workers.by_name.get(worker)
+        if named is None or not named.lives:
+            return False
+        last = named.newest
+        age_ms = self._workers.clock_ms - last.heard_ms
+        return last.state != "stopped" and age_ms <= 1000 * JOIN_S
 
     def _claim(self, worker: str, instance: str) -> bool:
         """Whether our claim is the first by the log's order."""

@@ -39,6 +39,15 @@ def failing(*codes: int, answer: str = "answer"):
     return call
 
 
+def test_a_lost_transaction_names_the_record_that_was_refused() -> None:
+    """A missing right shows as a transaction that cannot end, which says nothing of its cause."""
+    ended = KafkaError(KafkaError.INVALID_TXN_STATE, "cannot end", fatal=True)
+    refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    text = str(lost_transaction(ended, "run.rollout.0", refused))
+    assert "after a record was refused: TOPIC_AUTHORIZATION_FAILED" in text
+    assert "refused" not in str(lost_transaction(ended, "run.rollout.0", ended))
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

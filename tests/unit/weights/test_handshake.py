@@ -47,7 +47,7 @@ def introducing(hello: Hello, key: str) -> Callable[[Connection], None]:
 @pytest.mark.parametrize(
     ("hello", "key_of", "reason"),
     [
-        (HELLO, ("another secret", "a1b2.0"), "the secret is not this run's"),
+        (HELLO, ("another secret", "a1b2.0"), "give both hosts one weights.secret"),
         (HELLO, (SECRET, "somebody else"), "the secret is not this run's"),
         (
             Hello(receiver="a1b2.0", rank=0, epoch=3, purpose="member"),

@@ -18,6 +18,11 @@ from . import PROTOCOL
 from .errors import PullError
 from .frames import Connection, Frame
 
+NOT_OURS = (
+    "the secret is not this run's: give both hosts one weights.secret (where none is configured, "
+    "it is the file weights.secret in the run's folder on the trainer's host)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
@@ -77,7 +82,7 @@ def admit(
         raise _refusal(connection, f"no hello: {err}") from err
     is_fresh = said.get("challenge") == challenge
     if not is_fresh or not _are_equal(proof, _proof(key, "receiver", said)):
-        raise _refusal(connection, "the secret is not this run's")
+        raise _refusal(connection, NOT_OURS)
     if hello.epoch != epoch:
         raise _refusal(
             connection, f"epoch {hello.epoch} announced what it wants, this trainer is {epoch}"
