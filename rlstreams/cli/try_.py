@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlstreams.cli.named import Progress
 from rlstreams.cli.options import CONFIG, N, command, option
 from rlstreams.streams.log.errors import ConfigError
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from rlstreams.workers.dataset.row import Row
     from rlstreams.workers.rollout.turns import Turns
     from rlstreams.workers.sandbox.reward import Verifier
+
+
+MOST_ANSWERS = 4096  # all are sampled side by side, and printed
 
 
 @command(
@@ -38,6 +43,12 @@ def run(args: Namespace) -> int:
     from rlstreams.workers.config.reward import judged_by_server
     from rlstreams.workers.rollout.verifiers import make_verifier
 
+    if args.rows * args.samples > MOST_ANSWERS:
+        raise ConfigError(
+            f"--rows {args.rows} with --samples {args.samples} are {args.rows * args.samples:,} "
+            f"answers, and `try` samples at most {MOST_ANSWERS:,}: lower one of them, or have "
+            "`rlstreams up` sample them"
+        )
     config = load(*args.config)
     section = judged_by_server(config.reward, config.judge)
     with make_verifier(section) as verifier:  # first: what is wrong with it shows at once
@@ -53,15 +64,33 @@ def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
         print(f"{check.name}: {check.found}")
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, "data.train", args.rows)
-    print("loading the model ...", flush=True)
     from rlstreams.workers.model.base import EngineError
 
+    make = _agents if config.agent else _answers
     try:
-        if config.agent:
-            return _agents(config, verifier, encoder, rows, args.samples)
-        return _answers(config, verifier, encoder, rows, args.samples)
+        import_s = _imported(config.model.path)
+        print(f"loading the model, and sampling {args.samples} answers a row ...", flush=True)
+        return make(config, verifier, encoder, rows, args.samples, import_s)
     except EngineError as err:
         raise ConfigError(f"model.path: {err}") from err
+
+
+def _imported(model_path: str) -> float:
+    """Import what the model needs, most of a short trial's time; return the seconds that it took.
+
+    Raises:
+        EngineError: this transformers has no such model.
+    """
+    from rlstreams.workers.config.hub import model_folder
+
+    folder = model_folder(model_path)
+    print("importing torch and transformers ...", flush=True)
+    started_s = time.monotonic()
+    from rlstreams.workers.model.model import import_library, model_class
+
+    import_library()
+    model_class(folder)
+    return time.monotonic() - started_s
 
 
 def _answers(
@@ -70,6 +99,7 @@ def _answers(
     encoder: PromptEncoder,
     rows: Sequence[Row],
     num_samples: int,
+    import_s: float,
 ) -> int:
     from rlstreams.check.trial.sample import Trial, row_lines, spent, summary
     from rlstreams.workers.rollout.turns import make_turns
@@ -77,7 +107,8 @@ def _answers(
     def turns(vocab_size: int) -> Turns | None:
         return make_turns(config, vocab_size=vocab_size, note=print)
 
-    trial = Trial(config, verifier, encoder, turns)
+    trial = Trial(config, verifier, encoder, turns, Progress())
+    trial.times.import_s = import_s
     try:
         tried = trial.run(rows, num_samples)
     finally:
@@ -95,15 +126,17 @@ def _agents(
     encoder: PromptEncoder,
     rows: Sequence[Row],
     num_samples: int,
+    import_s: float,
 ) -> int:
     from rlstreams.check.trial.agents import AgentTrial, agent_lines
-    from rlstreams.check.trial.sample import spent, summary
+    from rlstreams.check.trial.sample import Times, spent, summary
     from rlstreams.words.spelling import spelling
 
     spelled = spelling("", config.model.path)
     trial = AgentTrial(
-        config=config, verifier=verifier, encoder=encoder, spelling=spelled, note=print
-    )
+        config=config, verifier=verifier, encoder=encoder, spelling=spelled, note=print,
+        say=Progress(), times=Times(import_s=import_s),
+    )  # fmt: skip
     tried = trial.run(rows, num_samples)
     print()
     for agent in tried:

@@ -95,7 +95,7 @@ def unwanted_style() -> str:
 
 def inlined(data: Mapping[str, Any]) -> dict[str, Markup]:
     """Parts that are embedded in a self-contained page: style sheet, scripts and numbers."""
-    packed = base64.b64encode(gzip.compress(plotter(), mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(plotter(), 6, mtime=0)).decode()
     return {
         "css": Markup((STATIC / "page.css").read_text("utf-8")),
         "js": Markup((STATIC / "page.js").read_text("utf-8")),
