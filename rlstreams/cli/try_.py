@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
     long each takes, and what a run would reject and why. Of agents it shows each session: what
     was said call by call, tools, how it ended, and the last output of one that failed. Samples
     with the built-in engine, on the GPU that the run has for it or for its trainer. Exit status 0
-    if every answer was scored.
+    if every answer was scored. At most 4,096 answers in all.
     """
     from rlstreams.workers.config.load import load
     from rlstreams.workers.config.reward import judged_by_server
