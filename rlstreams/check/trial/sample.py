@@ -275,7 +275,7 @@ class Trial:
             )
         )
         self.times.sample_s = time.monotonic() - started_s
-        tried = []
+        tried: list[TriedRow] = []
         for row, prompt, why in zip(rows, prompts, reasons, strict=True):
             self._say(f"judging the answers to row {len(tried) + 1} of {len(rows)}")
             found = [] if why else answers.pop(0)
