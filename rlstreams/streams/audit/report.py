@@ -226,7 +226,9 @@ class AuditReport:
         Args:
             num_killed: processes that the caller saw die; None leaves them out.
         """
-        killed = "" if num_killed is None else f"{num_killed} processes killed, "
+        killed = ""
+        if num_killed is not None:
+            killed = f"{counted(num_killed, 'process', 'processes')} killed, "
         unread = f"unread {self.unread:,}, " if self.unread else ""
         dead = f"dead-lettered {self.dead_lettered:,}, " if self.dead_lettered else ""
         proof = "" if self.is_proven else ", without proof"
