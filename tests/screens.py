@@ -14,7 +14,6 @@ import io
 import os
 import re
 import tempfile
-from itertools import groupby
 from pathlib import Path
 
 from rlstreams.__main__ import main as rlstreams
@@ -60,14 +59,7 @@ def screen(name: str, run: Path) -> str:
     for word, place in places.items():
         text = text.replace(place, word)
     text = re.sub("[─━]{3,}", "───", text)
-    lines = [line.rstrip() for line in text.splitlines()]
-    # Partitions are read in any order, and so are breaches of one kind in them.
-    ordered = [
-        line
-        for is_breach, same in groupby(lines, lambda line: line.lstrip().startswith("forged score"))
-        for line in (sorted(same) if is_breach else same)
-    ]
-    return "".join(f"{line}\n" for line in ordered)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def page(text: str) -> str:

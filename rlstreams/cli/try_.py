@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlstreams.cli.named import Progress
 from rlstreams.cli.options import CONFIG, N, command, option
 from rlstreams.streams.log.errors import ConfigError
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from rlstreams.workers.dataset.limits import PromptEncoder
     from rlstreams.workers.dataset.row import Row
     from rlstreams.workers.sandbox.reward import Verifier
+
+
+MOST_ANSWERS = 4096  # all are sampled side by side, and printed
 
 
 @command(
@@ -31,12 +36,18 @@ def run(args: Namespace) -> int:
     long each takes, and what a run would reject and why. Of agents it shows each session: what
     was said call by call, tools, how it ended, and the last output of one that failed. Samples
     with the built-in engine, on the GPU that the run has for it or for its trainer. Exit status 0
-    if every answer was scored.
+    if every answer was scored. At most 4,096 answers in all.
     """
     from rlstreams.workers.config.load import load
     from rlstreams.workers.config.reward import judged_by_server
     from rlstreams.workers.rollout.verifiers import make_verifier
 
+    if args.rows * args.samples > MOST_ANSWERS:
+        raise ConfigError(
+            f"--rows {args.rows} with --samples {args.samples} are {args.rows * args.samples:,} "
+            f"answers, and `try` samples at most {MOST_ANSWERS:,}: lower one of them, or have "
+            "`rlstreams up` sample them"
+        )
     config = load(*args.config)
     section = judged_by_server(config.reward, config.judge)
     with make_verifier(section) as verifier:  # first: what is wrong with it shows at once
@@ -52,15 +63,33 @@ def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
         print(f"{check.name}: {check.found}")
     encoder = prompt_encoder(config)
     rows = first_rows(config.data, args.rows)
-    print("loading the model ...", flush=True)
     from rlstreams.workers.model.base import EngineError
 
+    make = _agents if config.agent else _answers
     try:
-        if config.agent:
-            return _agents(config, verifier, encoder, rows, args.samples)
-        return _answers(config, verifier, encoder, rows, args.samples)
+        import_s = _imported(config.model.path)
+        print(f"loading the model, and sampling {args.samples} answers a row ...", flush=True)
+        return make(config, verifier, encoder, rows, args.samples, import_s)
     except EngineError as err:
         raise ConfigError(f"model.path: {err}") from err
+
+
+def _imported(model_path: str) -> float:
+    """Import what the model needs, most of a short trial's time; return the seconds that it took.
+
+    Raises:
+        EngineError: this transformers has no such model.
+    """
+    from rlstreams.workers.config.hub import model_folder
+
+    folder = model_folder(model_path)
+    print("importing torch and transformers ...", flush=True)
+    started_s = time.monotonic()
+    from rlstreams.workers.model.model import import_library, model_class
+
+    import_library()
+    model_class(folder)
+    return time.monotonic() - started_s
 
 
 def _answers(
@@ -69,10 +98,12 @@ def _answers(
     encoder: PromptEncoder,
     rows: Sequence[Row],
     num_samples: int,
+    import_s: float,
 ) -> int:
     from rlstreams.check.trial.sample import Trial, row_lines, spent, summary
 
-    trial = Trial(config, verifier, encoder, note=print)
+    trial = Trial(config, verifier, encoder, print, Progress())
+    trial.times.import_s = import_s
     try:
         tried = trial.run(rows, num_samples)
     finally:
@@ -90,15 +121,17 @@ def _agents(
     encoder: PromptEncoder,
     rows: Sequence[Row],
     num_samples: int,
+    import_s: float,
 ) -> int:
     from rlstreams.check.trial.agents import AgentTrial, agent_lines
-    from rlstreams.check.trial.sample import spent, summary
+    from rlstreams.check.trial.sample import Times, spent, summary
     from rlstreams.words.spelling import spelling
 
     spelled = spelling("", config.model.path)
     trial = AgentTrial(
-        config=config, verifier=verifier, encoder=encoder, spelling=spelled, note=print
-    )
+        config=config, verifier=verifier, encoder=encoder, spelling=spelled, note=print,
+        say=Progress(), times=Times(import_s=import_s),
+    )  # fmt: skip
     tried = trial.run(rows, num_samples)
     print()
     for agent in tried:

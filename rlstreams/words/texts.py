@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from threading import Lock
 
 import numpy as np
@@ -24,7 +25,7 @@ class SampleText:
     """One sample's prompt, answer and reward as text."""
 
     prompt: str
-    answer: str  # everything behind the prompt, an environment's words included
+    answer: str  # all behind the prompt; several turns are a line each: `policy: 7`
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)  # of the reward
     note: str = ""  # the reason for that reward
@@ -45,6 +46,13 @@ def short(text: str) -> str:
     return line if len(line) <= HEAD + TAIL else f"{line[:HEAD]} … {line[-TAIL:]}"
 
 
+def as_lines(turns: Sequence[tuple[str, str]]) -> str:
+    """Return (author, text) as one text: a line a turn, as `policy: 7`; one turn as it is."""
+    if len(turns) == 1:
+        return turns[0][1]
+    return "\n".join(f"{author}: {text.strip()}" for author, text in turns)
+
+
 def parts_line(parts: Mapping[str, float]) -> str:
     """Return `form 0.5, right 1`."""
     return ", ".join(f"{name} {value:g}" for name, value in parts.items())
@@ -55,7 +63,7 @@ class _Tokens:
     """Token ids to be spelled: copies, because a decoded tensor keeps its whole record alive."""
 
     prompt_N: Ids
-    answer_N: Ids
+    turns: Sequence[tuple[str, Ids]]  # author and ids of all behind the prompt
     reward: float
     parts: Mapping[str, float]
     note: str
@@ -64,21 +72,25 @@ class _Tokens:
         """Spell the tokens."""
         return SampleText(
             prompt=sys.intern(spelling.plain(self.prompt_N.tolist())),  # siblings share it
-            answer=spelling.plain(self.answer_N.tolist()),
+            answer=self._answer(spelling),
             reward=self.reward,
             parts=self.parts,
             note=self.note,
         )
 
+    def _answer(self, spelling: Spelling) -> str:
+        return as_lines([(author, spelling.plain(ids_N.tolist())) for author, ids_N in self.turns])
+
 
 def _tokens_of(event: Trajectory) -> _Tokens:
-    own = main_row(event)
-    ids = [np.asarray(segment.token_ids.numpy(), np.int32) for segment in own]
-    num = next((n for n, s in enumerate(own) if s.author != "prompt"), len(ids))
-    none = np.empty(0, np.int32)
+    turns = [
+        (author, np.concatenate([np.asarray(one.token_ids.numpy(), np.int32) for one in segments]))
+        for author, segments in groupby(main_row(event), lambda segment: segment.author)
+    ]
+    has_prompt = bool(turns) and turns[0][0] == "prompt"
     return _Tokens(
-        prompt_N=np.concatenate([none, *ids[:num]]),
-        answer_N=np.concatenate([none, *ids[num:]]),
+        prompt_N=turns[0][1] if has_prompt else np.empty(0, np.int32),
+        turns=turns[has_prompt:],
         reward=event.reward,
         parts=dict(event.reward_parts),
         note=event.reward_note,

@@ -119,7 +119,7 @@ def test_a_trainer_of_two_hosts_survives_the_death_of_each_process(
     assert 0 == started.ended_within(UP_S), started.output
     told = f"rank 1 of the trainer (on 127.0.0.2:{port}) closed its link"
     assert 2 == started.output.count(told), started.output
-    assert "1 processes killed" in started.output
+    assert "1 process killed" in started.output
     assert "lost 0, trained twice 0" in started.output
     assert all_equal(started.output)
     assert "rank_ended" in other_host.output
@@ -142,7 +142,7 @@ def test_a_run_without_a_scorer_survives_the_death_of_its_trainer(
     kill = '--demo.kills=[{role = "trainer", at = 0.6}]'
     started = workspace.start_up(*BRIEF, kill, f"--logprob.place={place}", *asked)
     assert 0 == started.ended_within(UP_S), started.output
-    assert "1 processes killed" in started.output
+    assert "1 process killed" in started.output
     assert "lost 0, trained twice 0" in started.output
     assert all_equal(started.output)
 

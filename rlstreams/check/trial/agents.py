@@ -14,8 +14,10 @@ from pathlib import Path
 
 from rlstreams.check.trial.sample import (
     Completion,
+    Say,
     Times,
     TriedRow,
+    all_of,
     block,
     given_lines,
     left_out,
@@ -99,6 +101,7 @@ class AgentTrial:
     encoder: PromptEncoder
     spelling: Spelling
     note: Callable[[str], None]
+    say: Say  # called with the progress of slow work; "": it is done
     times: Times = field(default_factory=Times)
 
     def run(self, rows: Sequence[Row], num_samples: int) -> list[TriedAgent]:
@@ -157,10 +160,11 @@ class AgentTrial:
             async with asyncio.TaskGroup() as tasks:
                 committing = tasks.create_task(_commit(sessions.keeper.shared.asked))
                 await sessions.start()
-                rolled = [tasks.create_task(_rolled(sessions, prompt)) for prompt in prompts]
-                closed = [await one for one in rolled]
+                rolled = (_rolled(sessions, prompt) for prompt in prompts)
+                closed = await all_of(rolled, "sessions that have ended", self.say)
                 committing.cancel()
         finally:
+            self.say("")
             await sessions.close()
         self.times.sample_s += time.monotonic() - started_s
         return closed

@@ -7,8 +7,9 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rlstreams.schemas.events import Prompt
 from rlstreams.words.screen import visible
@@ -28,6 +29,8 @@ from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Ver
 from rlstreams.workers.sandbox.user_code import UserCodeError
 
 Decode = Callable[[Sequence[int]], str]
+T = TypeVar("T")
+Say = Callable[[str], None]
 _INDENT = "    "
 
 
@@ -59,6 +62,7 @@ class TriedRow:
 class Times:
     """Time of each part of a trial, seconds."""
 
+    import_s: float = 0.0
     load_s: float = 0.0
     sample_s: float = 0.0
     num_tokens: int = 0
@@ -129,7 +133,8 @@ def spent(times: Times) -> list[str]:
     rate = times.num_tokens / times.sample_s if times.sample_s else 0.0
     judged = f", {1000 * statistics.mean(times.judge_s):.1f} ms per reward" if times.judge_s else ""
     return [
-        f"{times.load_s:.1f} s to load the model, {times.sample_s:.1f} s to sample "
+        f"{times.import_s:.1f} s to import torch and transformers, {times.load_s:.1f} s to load "
+        f"the model, {times.sample_s:.1f} s to sample "
         f"{times.num_tokens} tokens ({rate:,.0f} a second){judged}"
     ]
 
@@ -190,11 +195,25 @@ def left_out(config: RunConfig, engine: BuiltinEngine, prompt: Prompt) -> str:
     return ""
 
 
+async def all_of(work: Iterable[Coroutine[None, None, T]], what: str, say: Say) -> list[T]:
+    """Return the results of all `work`, done side by side; `say` is told how many are there.
+
+    The first error ends the rest.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        for num_done, one in enumerate(asyncio.as_completed(tasks)):
+            say(f"{what}: {num_done} of {len(tasks)}")
+            await one
+    return [task.result() for task in tasks]
+
+
 class Trial:
     """Model and verifier, loaded.
 
     Args:
         note: called with what the user should know of the environment's code.
+        say: called with the progress of slow work; "": it is done.
 
     Raises:
         EngineError: from the constructor: the model cannot be loaded or decoded.
@@ -206,9 +225,11 @@ class Trial:
         verifier: Verifier,
         encoder: PromptEncoder,
         note: Callable[[str], None],
+        say: Say = lambda _: None,
     ) -> None:
         started_s = time.monotonic()
         self.times = Times()
+        self._say = say
         self._config = config
         self._encoder = encoder
         self._channel, self._engine = loaded(config)
@@ -227,12 +248,14 @@ class Trial:
             )
         )
         self.times.sample_s = time.monotonic() - started_s
-        tried = []
+        tried: list[TriedRow] = []
         for row, prompt, why in zip(rows, prompts, reasons, strict=True):
+            self._say(f"judging the answers to row {len(tried) + 1} of {len(rows)}")
             found = [] if why else answers.pop(0)
             ids = prompt.token_ids.numpy().tolist()
             completions = tuple(self._judged(row, prompt, answer) for answer in found)
             tried.append(TriedRow(row=row, prompt_ids=ids, left_out=why, completions=completions))
+        self._say("")
         return tried
 
     def close(self) -> None:
@@ -254,7 +277,7 @@ class Trial:
         ]
         await self._engine.pull(self._channel.published, self._channel)
         try:
-            found = await asyncio.gather(*map(self._answer, samples))
+            found = await all_of(map(self._answer, samples), "sampling answers", self._say)
         finally:
             await self._engine.close()
         return [found[at : at + num_samples] for at in range(0, len(found), num_samples)]

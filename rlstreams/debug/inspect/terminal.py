@@ -19,7 +19,7 @@ from rich.text import Text
 from rlstreams.streams.samples.life import Outcome
 from rlstreams.words.sample_detail import SampleDetail, Stage
 from rlstreams.words.screen import clock_text, number, visible
-from rlstreams.words.texts import parts_line, short
+from rlstreams.words.texts import as_lines, parts_line, short
 
 AUTHOR_STYLES = {"prompt": "bright_black", "environment": "magenta"}
 VERSION_STYLES = ("cyan", "magenta", "yellow", "blue", "green")
@@ -96,7 +96,7 @@ def _asked(detail: SampleDetail) -> str:
 
 
 def _answered(detail: SampleDetail) -> str:
-    return "".join(text for author, text in detail.turns() if author != "prompt")
+    return as_lines([turn for turn in detail.turns() if turn[0] != "prompt"])
 
 
 def _parts(detail: SampleDetail) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlstreams.debug.rejudge.rejudge import Grader, NewAdvantages, NewOutcome, Rejudged
 from rlstreams.schemas.calls import REWARD
-from rlstreams.streams.log.text import counted
+from rlstreams.streams.log.text import by_number, counted
 from rlstreams.words.screen import number
 from rlstreams.words.texts import short
 
@@ -117,8 +117,8 @@ def _was(one: NewOutcome) -> str:
     return "-" if one.was is None else f"{one.was:.4g}"
 
 
-def _by_change(one: NewOutcome) -> float:
-    return -abs(one.event.reward - (one.was or 0.0))
+def _by_change(one: NewOutcome) -> tuple[float, tuple[str | int, ...]]:
+    return -abs(one.event.reward - (one.was or 0.0)), by_number(_name(one))
 
 
 def _largest(step: NewAdvantages) -> float:

@@ -115,8 +115,13 @@ BACK = "back_"  # begins the key of a role's deaths
 
 def of_cost(state: ViewState) -> list[Figure]:
     """Figures of the run's cost: training time, tokens in vain, deaths of each role."""
-    found = of_run(state)
-    return [figure for key, figure in found.items() if key in COSTS or key.startswith(BACK)]
+    return parted(of_run(state))[1]
+
+
+def parted(found: Mapping[str, Figure]) -> tuple[list[Figure], list[Figure]]:
+    """Part the figures of a run into those of its progress and those of its cost."""
+    costs = [key for key in found if key in COSTS or key.startswith(BACK)]
+    return [found[key] for key in found if key not in costs], [found[key] for key in costs]
 
 
 def _cost(state: CostState) -> Mapping[str, tuple[str, str]]:

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rlstreams.words.house import MEANING
-from rlstreams.words.screen import number, visible
+from rlstreams.words.screen import clock_text, number, visible
 
 STATIC = Path(str(files("rlstreams.show.report") / "static"))
 NOTHING = "-"
@@ -65,7 +65,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    found.filters |= {"number": short, "time": clock_time, "as_json": as_json}
+    found.filters |= {"number": short, "time": clock_time, "clock": clock_text, "as_json": as_json}
     found.globals |= {"unwanted_style": unwanted_style, "meaning": MEANING}
     return found
 
@@ -95,7 +95,7 @@ def unwanted_style() -> str:
 
 def inlined(data: Mapping[str, Any]) -> dict[str, Markup]:
     """Parts that are embedded in a self-contained page: style sheet, scripts and numbers."""
-    packed = base64.b64encode(gzip.compress(plotter(), mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(plotter(), 6, mtime=0)).decode()
     return {
         "css": Markup((STATIC / "page.css").read_text("utf-8")),
         "js": Markup((STATIC / "page.js").read_text("utf-8")),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rlstreams.show.metrics.figures import of_agents, of_run
+from rlstreams.show.metrics.figures import of_agents, of_run, parted
 from rlstreams.show.metrics.rows import CsvTable, step_row
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
@@ -66,6 +66,8 @@ def render_report(given: ReportInput) -> str:
     state = given.fold.state
     found = {given.run: series(given.fold, given.kills)}
     lives = timeline(given.fold, given.kills, state.throughput.restarts)
+    lost = given.audit.lost if given.audit else None
+    progress, costs = parted(of_run(state, kills=given.kills, lost=lost))
     dropped = ", ".join(f"{name} {num:,}" for name, num in sorted(state.run.dropped.items()))
     return render(
         "report.html",
@@ -76,9 +78,8 @@ def render_report(given: ReportInput) -> str:
         made_at=given.made_at,
         stopped=given.stopped,
         command=given.command,
-        figures=of_run(
-            state, kills=given.kills, lost=given.audit.lost if given.audit else None
-        ).values(),
+        figures=progress,
+        costs=costs,
         agents=of_agents(state),
         facts=facts.facts(state),
         verdict=_verdict(given.audit),

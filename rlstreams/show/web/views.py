@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rlstreams.schemas.events import TRAIN
-from rlstreams.show.metrics.figures import of_agents, of_run
+from rlstreams.show.metrics.figures import of_agents, of_run, parted
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import series
@@ -69,10 +69,11 @@ def _page(reader: RunReader, view: str, template: str, title: str, **values: obj
 def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     """Curves, and the run in figures."""
     state, kills = reader.fold.state, kills_of(reader)
+    progress, costs = parted(of_run(state, kills=kills))
     return _page(
         reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
         answers=_newest_answers(reader), warning=nothing_to_learn(state.run.steps),
-        figures=of_run(state, kills=kills).values(), agents=of_agents(state),
+        figures=progress, costs=costs, agents=of_agents(state),
         facts=facts.facts(state),
         pace=facts.pace_of(state),
         charts=chart_values({reader.name: series(reader.fold, kills)}),
@@ -244,9 +245,9 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
     metrics = [(name, short(value)) for name, value in sorted(point.metrics.items())]
     there = {p.step for p in fold.state.run.steps}
     lines = [
-        *zip(facts.STEP_HEAD, facts.step_cells(point), strict=True),
+        *zip(facts.STEP_HEAD[1:], facts.step_cells(point)[1:], strict=True),
         ("epoch of its trainer", str(point.epoch)),
-        ("weight hash", fact.weight_hash),
+        ("weight hash", fact.weight_hash[:12]),
         ("masked segments", str(point.num_masked)),
     ]
     return _page(

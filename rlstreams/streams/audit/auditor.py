@@ -111,7 +111,7 @@ class Auditor(Closing):
         # Events of `steps`, read ahead for their versions.
         self._later: list[tuple[Event | UnreadStep, Position]] = []
         self._topics = existing(bus, _TOPICS)
-        self._reached = self._ask_reached()
+        self._reached: Reached | None = None  # each round asks anew, before it reads
         beginnings = {topic: bus.beginnings(topic.name) for topic in (STEPS, *self._topics)}
         expired = {p: n for firsts in beginnings.values() for p, n in firsts.items() if n}
         self._fold = AuditFold(expired, bus.schemas())

@@ -27,6 +27,7 @@ from rlstreams.streams.audit.report import (
 from rlstreams.streams.audit.samples import NOWHERE, Group, Sample
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition, position_at
+from rlstreams.streams.log.text import by_number
 from rlstreams.streams.log.topics import PROMPTS, SCORED, STEPS, TRAJECTORIES
 
 UNKNOWN = "unknown"  # in place of the role that has a sample next
@@ -60,8 +61,9 @@ class Classes:
 
     def report(self) -> AuditReport:
         """Return the report on every sample by now."""
-        for group in self._fold.samples.groups.values():
-            for sample in group.samples.values():
+        groups = self._fold.samples.groups.values()
+        for group in sorted(groups, key=lambda one: by_number(one.id)):
+            for _, sample in sorted(group.samples.items()):
                 if sample.prompt != NOWHERE:
                     self._counts[self._class_of(sample)] += 1
                 if sample.used is not None and not sample.is_measured:
@@ -223,16 +225,16 @@ class Classes:
             drifted=ledger.num_drifted,
             unproven=self._num_unproven,
             duplicates=fold.duplicates.count,
-            named_duplicates=tuple(fold.duplicates.names),
+            named_duplicates=fold.duplicates.in_order(),
             void=len(void),
             named_void=tuple(void[:EXAMPLES_PER_KIND]),
             unreadable=fold.unreadable.count,
-            named_unreadable=tuple(fold.unreadable.names),
+            named_unreadable=fold.unreadable.in_order(),
             sessions=fold.sessions.by_kind,
             calls=fold.sessions.num_calls,
             replayed=fold.sessions.num_replays,
             trainer_state=ledger.trainer_state,
-            breaches=tuple(self._breaches.kept),
+            breaches=self._breaches.in_order(),
             breach_counts=dict(self._breaches.counts),
             begin=_begin_of(ledger.branch),
         )

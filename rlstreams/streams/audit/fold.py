@@ -179,7 +179,7 @@ class AuditFold:
 
     def check_scores(self, breaches: Breaches) -> None:
         """Check that each score holds its trajectory's reward, versions and hashes."""
-        for place, (sample, named, facts) in self._unlike.items():
+        for place, (sample, named, facts) in sorted(self._unlike.items()):
             _, partition, offset = of = position_at(TRAJECTORIES.name, named)
             if offset < self.begins(TRAJECTORIES.name, partition):
                 continue

@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import islice
 
 from rlstreams.schemas.events import StepsRedone
-from rlstreams.streams.log.text import counted
+from rlstreams.streams.log.text import by_number, counted
 
 EXAMPLES_PER_KIND = 20
 
@@ -97,6 +97,13 @@ class Breaches:
         if num_missing > 0:
             self.counts[kind.value] += num_missing
 
+    def in_order(self) -> tuple[Breach, ...]:
+        """Return those kept by kind, then by id, in whatever order partitions were read."""
+        kinds = {kind: number for number, kind in enumerate(BreachKind)}
+        return tuple(
+            sorted(self.kept, key=lambda one: (kinds[one.kind], by_number(one.id), one.detail))
+        )
+
     def copy(self) -> Breaches:
         """An independent collection with the same content."""
         other = Breaches()
@@ -117,6 +124,10 @@ class Named:
         self.count += 1
         if self.count <= EXAMPLES_PER_KIND:
             self.names.append(name)
+
+    def in_order(self) -> tuple[str, ...]:
+        """Return the names, sorted by the numbers in them."""
+        return tuple(sorted(self.names, key=by_number))
 
 
 def redone_text(event: StepsRedone) -> str:
@@ -215,7 +226,9 @@ class AuditReport:
         Args:
             num_killed: processes that the caller saw die; None leaves them out.
         """
-        killed = "" if num_killed is None else f"{num_killed} processes killed, "
+        killed = ""
+        if num_killed is not None:
+            killed = f"{counted(num_killed, 'process', 'processes')} killed, "
         unread = f"unread {self.unread:,}, " if self.unread else ""
         dead = f"dead-lettered {self.dead_lettered:,}, " if self.dead_lettered else ""
         proof = "" if self.is_proven else ", without proof"
@@ -288,7 +301,8 @@ class AuditReport:
         if self.ok:
             return ["ok: every sample accounted for"]
         lines = [f"{sum(self.breach_counts.values()):,} breaches: {_parts(self.breach_counts)}"]
-        lines += [f"  {b.kind.value:<16}{b.id:<16}  {b.detail}" for b in self.breaches]
+        kind = max((len(b.kind.value) for b in self.breaches), default=0)
+        lines += [f"  {b.kind.value:<{kind}}  {b.id:<16}  {b.detail}" for b in self.breaches]
         hidden = sum(self.breach_counts.values()) - len(self.breaches)
         return [*lines, f"  and {hidden:,} more"] if hidden else lines
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 TAIL_BYTES = 1 << 16  # of a log file: after days, one may be larger than memory
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a count with its noun: `1 step`, `1,200 steps`; many: the plural, else `one` + s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def by_number(text: str) -> tuple[str | int, ...]:
+    """Return the key that sorts texts by the numbers in them: `2/1` before `10/0`."""
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(_DIGITS.split(text)))
 
 
 def utc_text(at_ms: int) -> str:

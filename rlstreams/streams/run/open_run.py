@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ from types import MappingProxyType
 
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.errors import ConfigError, TopicMismatchError
-from rlstreams.streams.log.record import RawRecord
+from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.streams.run.places import check_place
@@ -81,14 +82,27 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
 
 
 def _reporter(say: Callable[[str], None]) -> Callable[[Sequence[RawRecord]], None]:
-    """Return a listener that reports the number of records read, at most twice a second."""
-    num_read, due_s = 0, time.monotonic() + SAY_EVERY_S
+    """Return a listener that reports how many records of a topic were read, at most twice a second.
+
+    A topic that is read again is counted anew.
+    """
+    num_read: Counter[str] = Counter()
+    newest: dict[Partition, int] = {}  # offsets
+    due_s = time.monotonic() + SAY_EVERY_S
 
     def report(records: Sequence[RawRecord]) -> None:
-        nonlocal num_read, due_s
-        num_read += len(records)
-        if records and time.monotonic() >= due_s:
+        nonlocal due_s
+        if not records:
+            return
+        first, topic = records[0], records[-1].position.topic
+        if first.position.offset <= newest.get(first.partition, -1):
+            num_read.pop(first.position.topic)
+            for partition in [p for p in newest if p.topic == first.position.topic]:
+                del newest[partition]
+        num_read.update(raw.position.topic for raw in records)
+        newest.update((raw.partition, raw.position.offset) for raw in records)
+        if time.monotonic() >= due_s:
             due_s = time.monotonic() + SAY_EVERY_S
-            say(f"reading {records[-1].position.topic}: {num_read:,} records")
+            say(f"reading {topic}: {num_read[topic]:,} records")
 
     return report

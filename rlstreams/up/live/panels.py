@@ -87,16 +87,16 @@ _ROLE_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 def header(given: LiveInput) -> RenderableType:
     """A line with the run's name, state, step, accuracy and time left; and a progress bar."""
     run, target = given.views.run, given.target
-    line = Table.grid(expand=True)
+    line = Table.grid(expand=True, padding=(0, 1, 0, 0))
     line.add_column(no_wrap=True, overflow="ellipsis")
     line.add_column(no_wrap=True, justify="right")
     left = Text.assemble((" rlstreams ", "bold reverse"), f" {given.run}  ")
     left.append(given.state, "bold" if given.state == "running" else "bold yellow")
     figures = of_run(given.views, target=given.target)
-    right = Text.assemble("step ", (figures["steps"].value, "bold"), "   ")
+    right = Text.assemble("step ", (figures["steps"].value, "bold"), "  ")
     if (held_out := figures["held_out"].value) != NONE:
-        right.append(f"held-out {held_out}   ")
-    right.append(f"{clock(given.elapsed_s)}{_left(given)} ")
+        right.append(f"held-out {held_out}  ")
+    right.append(f"{clock(given.elapsed_s)}{_left(given)}")
     line.add_row(left, right)
     bar = ProgressBar(total=target or 1, completed=run.step, complete_style="cyan")
     return Group(line, bar)
@@ -221,7 +221,7 @@ def _rate(worker: WorkerView | None, given: LiveInput) -> str:
         return "-"
     if worker.role == "trainer":
         return f"{step_s(given.views.run.steps):.2f} s/step"
-    for counter, unit in (("tokens", "tok/s"), ("samples", "samples/s"), ("groups", "groups/s")):
+    for counter, unit in (("tokens", "tokens/s"), ("samples", "samples/s"), ("groups", "groups/s")):
         if counter in worker.rates:
             return f"{worker.rates[counter]:,.0f} {unit}"
     return "-"

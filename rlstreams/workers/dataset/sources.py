@@ -246,8 +246,13 @@ def _hub(source: Source, columns: Sequence[str]) -> Iterator[Fields]:
             revision=data.revision or None,
             token=resolve_secret(data.token, "data.token") or None,
         )
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as err:
-        raise ConfigError(f"{source.field}: hf:{source.name}: {err}") from err
+    # Without a connection huggingface_hub goes on with a client that it has closed: RuntimeError.
+    except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as err:
+        why = str(err).rstrip(".")
+        raise ConfigError(
+            f"{source.field}: hf:{source.name} cannot be loaded: {why}; check the name and the "
+            "connection, or name a file"
+        ) from err
     yield from found.select_columns(list(columns)) if columns else found
 
 

@@ -87,9 +87,10 @@ def test_each_view_has_its_elements(browser: Browser, address: str, width: int) 
     assert [] == browser.errors
 
 
-def test_an_answer_is_on_the_first_screen(browser: Browser, address: str) -> None:
-    """To read, without a scroll."""
-    browser.resize(1280, 850)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_answer_is_on_the_first_screen(browser: Browser, address: str, width: int) -> None:
+    """To read, without a scroll, also on a phone."""
+    browser.resize(width, 850 if width > 400 else 664)
     browser.open(f"{address}/r/run/", "document.querySelector('#answers')")
     answer = "document.querySelector('td[data-name=answer] .said').getBoundingClientRect()"
     assert browser.run(f"{answer}.bottom <= innerHeight")

@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
+from rlstreams.schemas.events import Segment
 from rlstreams.streams.lineage.fold import SampleId
 from rlstreams.words.sample_detail import SampleDetail, sample_detail
 from rlstreams.words.spelling import NUMBERS, Spelling
+from rlstreams.words.texts import short, text_of
 from tests import factories as f
 from tests.unit.inspect import told_run
 
@@ -138,3 +140,17 @@ def test_a_rollout_without_a_token_is_shown() -> None:
     (found,) = told_run.bus_log([event]).samples("7/0")
     shown = sample_detail(found, SPELLING)
     assert "7/0" in printed(whole(shown))
+
+
+def test_turns_of_an_answer_stand_apart_everywhere() -> None:
+    """On the terminal, and in rows of the page; a pull within a turn does not cut it."""
+    environment = Segment(author="environment", token_ids=f.int32s(1, 3))
+    policy = [f.policy_segment(1, version, token_ids=f.int32s(1, 5)) for version in (0, 1, 1)]
+    segments = (f.prompt_segment(1), *policy[:2], environment, policy[2])
+    event = f.trajectory(group_id="7", sample=0, segments=segments)
+    (lineage,) = told_run.bus_log([event]).samples("7/0")
+    expected = "policy: 55 environment: 3 policy: 5"
+    assert expected in printed(table([sample_detail(lineage, SPELLING)], "one"))
+    assert expected == short(text_of(event, SPELLING).answer)
+    alone = f.trajectory(group_id="7", sample=0, segments=segments[:3])
+    assert "55" == text_of(alone, SPELLING).answer

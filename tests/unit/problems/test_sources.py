@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -105,6 +107,21 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         problems(train="gym:chain_sum")
     with pytest.raises(ConfigError, match=r"needs a package .* pip install 'rlstreams\[hub\]'"):
         problems(train="hf:openai/gsm8k")
+
+
+def test_a_hub_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client, which a first failure has closed, raises what no library documents."""
+
+    def load_dataset(*_: object, **__: object) -> object:
+        raise RuntimeError("Cannot send a request, as the client has been closed.")
+
+    library = ModuleType("datasets")
+    library.__spec__ = ModuleSpec("datasets", None)
+    library.load_dataset = load_dataset  # type: ignore[attr-defined]
+    library.exceptions = SimpleNamespace(DatasetsError=KeyError)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    with pytest.raises(ConfigError, match="hf:openai/gsm8k cannot be loaded: Cannot"):
+        problems(train="hf:openai/gsm8k", held_out_rows=8)
 
 
 def test_the_hash_of_a_data_set(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlstreams.show.metrics.figures import NONE, of_run, of_step
+from rlstreams.show.metrics.figures import NONE, of_run, of_step, parted
 from rlstreams.show.report.facts import SUMMARY, summary
 from rlstreams.show.report.html import environment
 from rlstreams.streams.views.feed import ViewState
@@ -27,16 +27,21 @@ def test_the_terminal_shows_figures_of_the_run() -> None:
 
 
 def test_page_and_report_lay_out_all_of_them() -> None:
-    """By one macro: value, name, unit, and the sentence that explains it."""
+    """The run's progress on top and its cost below: value, name, unit, and what each means."""
     found = of_run(full_input().views, kills=full_input().kills, lost=0)
     parts = (
         environment()
         .get_template("parts.html")
         .make_module({"step_head": (), "answer_figures": ()})
     )
-    html = str(parts.figures(found.values()))  # type: ignore[attr-defined]
-    for figure in found.values():
+    progress, costs = parted(found)
+    assert [*found.values()] == [*progress, *costs]
+    html = str(parts.figures(progress)) + str(parts.costs(costs))  # type: ignore[attr-defined]
+    for figure in progress:
         assert f"<b>{figure.value}</b><span>{figure.title}</span>" in html
+    for figure in costs:
+        assert f"<dt>{figure.value}</dt><dd>{figure.title}</dd>" in html
+    for figure in found.values():
         assert f'title="{figure.about}"' in html
         assert figure.about.endswith(".")
 

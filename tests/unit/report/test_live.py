@@ -79,6 +79,7 @@ def drawn(given: LiveInput, width: int = 80, height: int = 24) -> list[str]:
 
 
 SMALL = (
+    "demo  running",
     "step 34 of 60",
     "0:42, 0:39 left",
     "o held-out 0.86 \u2584 reward 0.82 \u250a kill",

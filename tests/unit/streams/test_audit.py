@@ -64,6 +64,7 @@ def test_every_sample_of_a_healthy_log_is_in_one_class() -> None:
         "lost 0, trained twice 0 (read from the log)"
     )
     assert expected == report.line(2)
+    assert report.line(1).startswith("1 process killed, ")
     values = json.loads(report.to_json())
     assert (values["ok"], values["breaches"]) == (True, [])
     assert values["staleness"] == {"0": 6, "1": 6}

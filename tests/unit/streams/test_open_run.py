@@ -15,7 +15,9 @@ from rlstreams import open_run
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
+from rlstreams.streams.run import open_run as module
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.words.sample_detail import stages
 from tests import factories
@@ -154,3 +156,19 @@ def test_a_run_without_a_broker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run r1 has left no log under"):
         open_run(tmp_path)
     assert ["config.json"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_progress_counts_the_records_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic has as many as it has, however often it is read, whatever is read between."""
+    monkeypatch.setattr(module, "SAY_EVERY_S", 0.0)
+    said: list[str] = []
+    report = module._reporter(said.append)
+
+    def batch(topic: str, partition: int, *offsets: int) -> list[RawRecord]:
+        return [RawRecord(Position(topic, partition, n), (n,), b"", b"") for n in offsets]
+
+    one_pass = [batch("prompts", 0, 0, 1), batch("prompts", 0, 2) + batch("prompts", 1, 0)]
+    for records in (*one_pass, [], batch("steps", 0, 0, 2), *one_pass, batch("steps", 0, 0)):
+        report(records)
+    numbers = ("prompts: 2", "prompts: 4", "steps: 2", "prompts: 2", "prompts: 4", "steps: 1")
+    assert [f"reading {text} records" for text in numbers] == said

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rlstreams.__main__ import main
-from rlstreams.check.trial.sample import Completion, Times, TriedRow, row_lines, spent, summary
+from rlstreams.check.trial.sample import (
+    Completion,
+    Times,
+    TriedRow,
+    all_of,
+    row_lines,
+    spent,
+    summary,
+)
 from rlstreams.words.screen import visible
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.sandbox.reward import Judgement
@@ -67,15 +76,15 @@ def test_the_summary_says_whether_there_is_something_to_learn() -> None:
         tried(completion(0.0), completion(0.0)),
         tried(completion(0.0), completion(None, rejected="no")),
     ]
-    times = Times(load_s=2.0, sample_s=0.5, num_tokens=50, judge_s=[0.001, 0.003])
+    times = Times(import_s=7.0, load_s=2.0, sample_s=0.5, num_tokens=50, judge_s=[0.001, 0.003])
     answers, aside, flat = summary(rows)
     (took,) = spent(times)
     assert "5 answers, mean reward 0.20" == answers
     assert "1 of 6 answers would be dead-lettered" == aside
     assert flat.startswith("2 of 3 rows get the same reward for every answer")
     assert (
-        "2.0 s to load the model, 0.5 s to sample 50 tokens (100 a second), 2.0 ms per reward"
-        == took
+        "7.0 s to import torch and transformers, 2.0 s to load the model, 0.5 s to sample 50 "
+        "tokens (100 a second), 2.0 ms per reward" == took
     )
 
 
@@ -101,3 +110,30 @@ def test_a_wrong_signature_is_shown_before_anything_is_loaded(
 def test_an_answer_does_not_steer_the_terminal() -> None:
     """It may hold what clears a screen; tabs and new lines are text."""
     assert "a\tb\\x1b[2Jc\\x07\nd\\x9b\\r" == visible("a\tb\x1b[2Jc\x07\nd\x9b\r")
+
+
+def test_more_answers_than_a_screen_is_for_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is loaded, with both options and what to do."""
+    assert 78 == main(["try", str(DEMO), "--rows", "10", "--samples", "5000"])
+    told = capsys.readouterr().err
+    assert "--rows 10 with --samples 5000 are 50,000 answers" in told
+    assert "at most 4,096: lower one of them" in told
+
+
+def test_slow_work_says_how_much_of_it_is_done() -> None:
+    """Results come in the order of the work, however it ends."""
+    said: list[str] = []
+    gates = [asyncio.Event() for _ in range(3)]
+
+    async def one(number: int) -> int:
+        await gates[number].wait()
+        if number:
+            gates[number - 1].set()
+        return number
+
+    async def run() -> list[int]:
+        gates[2].set()
+        return await all_of(map(one, range(3)), "sampling", said.append)
+
+    assert [0, 1, 2] == asyncio.run(run())
+    assert ["sampling: 0 of 3", "sampling: 1 of 3", "sampling: 2 of 3"] == said

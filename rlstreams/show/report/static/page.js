@@ -84,7 +84,7 @@ function draw(figure) {
   const layout = layoutOf({ ...marks(chart, options, figure.clientWidth - 300), showlegend: isSeveral,
     xaxis: { title: { text: options.x === "time" ? "minutes since the first step" : "optimizer step" },
       ...(limits.some((end) => end !== null) ? { range: limits, uirevision: limits.join() } : {}) },
-    yaxis: { title: { text: chart.unit } } });
+    yaxis: { title: { text: chart.unit, standoff: 8 } } });
   if (isSeveral) layout.margin.t = 30;
   return put(figure, traces, layout);
 }
