@@ -35,7 +35,7 @@ from rlstreams.workers.engines.folder_channel import HeldWeights
 from rlstreams.workers.loop.log import get
 from rlstreams.workers.weights.layout import manifest_of, size_bytes
 from rlstreams.workers.weights.store.at_hand import AtHand
-from rlstreams.workers.weights.store.history import Held, WeightHistory
+from rlstreams.workers.weights.store.history import HeldVersion, WeightHistory
 from rlstreams.workers.weights.store.place import place_of
 from rlstreams.workers.weights.store.version_file import Stamp, pieces_of
 from rlstreams.workers.weights.store.writer import StoreWriter
@@ -96,9 +96,9 @@ def stored(versions: Sequence[Weights], rounds: int = 3) -> dict[str, Any]:
         anchor, *deltas = news
         history = WeightHistory(place, "bench")
         last, before = manifests[-1], manifests[-2]
-        held = Held(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
+        held = HeldVersion(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
 
-        def read(of: Any, held: Held | None = None) -> Callable[[], object]:
+        def read(of: Any, held: HeldVersion | None = None) -> Callable[[], object]:
             version, text = of.policy_version, of.weight_hash
             return lambda: history.weights_at(version, text, 600, held)
 

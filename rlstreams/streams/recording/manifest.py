@@ -62,7 +62,7 @@ class RecordedTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class RecordingManifest:
     """The description of a recording: its run, topics, positions and files."""
 
     format: int = FORMAT
@@ -84,7 +84,7 @@ class Manifest:
         return self.state == "sealed"
 
 
-def save(manifest: Manifest, folder: Path) -> None:
+def save(manifest: RecordingManifest, folder: Path) -> None:
     """Write the manifest, whole or not at all."""
     plain = msgspec.to_builtins(manifest)
     text = json.dumps({**plain, "manifest_sha256": _digest(plain)}, indent=1, sort_keys=True)
@@ -93,7 +93,7 @@ def save(manifest: Manifest, folder: Path) -> None:
     replace_synced(temporary, folder / MANIFEST_FILE)
 
 
-def load(folder: Path) -> Manifest:
+def load(folder: Path) -> RecordingManifest:
     """Read the manifest of a recording.
 
     Raises:
@@ -121,7 +121,7 @@ def load(folder: Path) -> Manifest:
     if plain.pop("manifest_sha256", "") != _digest(plain):
         raise DamagedError(f"{path}: bytes were changed: its own hash does not fit")
     try:
-        return msgspec.convert(plain, Manifest)
+        return msgspec.convert(plain, RecordingManifest)
     except msgspec.ValidationError as err:
         raise DamagedError(f"{path}: {err}") from err
 

@@ -15,7 +15,7 @@ from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.foreign import ForeignRecords
-from rlstreams.workers.loop.lease import Turns
+from rlstreams.workers.loop.lease import RoleTurns
 from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
@@ -96,7 +96,7 @@ class ControlledRole(RoleAround):
         role: Role,
         paused: Pausable,
         control: ControlFollower,
-        turns: Turns | None = None,
+        turns: RoleTurns | None = None,
     ) -> None:
         super().__init__(role)
         self._paused = paused
