@@ -15,6 +15,7 @@ from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.rows import scored_rows
+from rlstreams.streams.tokens import num_tokens
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
@@ -22,7 +23,7 @@ from rlstreams.workers.model.cut import Cut
 from rlstreams.workers.trainer.intake.admission import Admission, Plan
 from rlstreams.workers.trainer.intake.groups import DeadSample, SeenSample
 from rlstreams.workers.trainer.intake.payloads import Payload
-from rlstreams.workers.trainer.learn.cutting import num_tokens, planned_cut, prefixes_of
+from rlstreams.workers.trainer.learn.cutting import planned_cut, prefixes_of
 from rlstreams.workers.trainer.redo.redo import RedoneStep
 from rlstreams.workers.trainer.training.training import Trained
 from rlstreams.workers.weights.file import file_name

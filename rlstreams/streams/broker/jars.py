@@ -5,7 +5,6 @@ Each locked coordinate is resolved by itself: a transitive resolution would pick
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlstreams.streams.hashes import content_hash
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 
@@ -109,7 +109,7 @@ def check(path: Path, jar: Jar) -> None:
     """
     if not path.is_file():
         raise BrokerError(f"jar {jar.coordinate}: {path} does not exist")
-    found = _sha256(path)
+    found = content_hash(path)
     if found != jar.sha256:
         raise BrokerError(
             f"jar {jar.coordinate}: {path} has SHA-256 {found}, the lock says {jar.sha256}; "
@@ -120,12 +120,7 @@ def check(path: Path, jar: Jar) -> None:
 def _missing(jars: Sequence[Jar]) -> list[Jar]:
     folder = cache_folder() / "jars"
     paths = {jar: folder / jar.file_name for jar in jars}
-    return [jar for jar, at in paths.items() if not at.is_file() or _sha256(at) != jar.sha256]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return [jar for jar, at in paths.items() if not at.is_file() or content_hash(at) != jar.sha256]
 
 
 def _fetch(jars: Sequence[Jar], folder: Path) -> None:

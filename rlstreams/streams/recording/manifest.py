@@ -6,15 +6,14 @@ every file with its SHA-256, and carries its own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from rlstreams.streams.hashes import content_hash, digest_of
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.synced import replace_synced
 
@@ -87,7 +86,7 @@ class RecordingManifest:
 def save(manifest: RecordingManifest, folder: Path) -> None:
     """Write the manifest, whole or not at all."""
     plain = msgspec.to_builtins(manifest)
-    text = json.dumps({**plain, "manifest_sha256": _digest(plain)}, indent=1, sort_keys=True)
+    text = json.dumps({**plain, "manifest_sha256": digest_of(plain)}, indent=1, sort_keys=True)
     temporary = folder / f".{MANIFEST_FILE}.tmp"
     temporary.write_text(text + "\n", encoding="utf-8")
     replace_synced(temporary, folder / MANIFEST_FILE)
@@ -118,7 +117,7 @@ def load(folder: Path) -> RecordingManifest:
             f"{folder} is a recording of format {plain['format']}, this release reads {FORMAT}; "
             f"{advice}"
         )
-    if plain.pop("manifest_sha256", "") != _digest(plain):
+    if plain.pop("manifest_sha256", "") != digest_of(plain):
         raise DamagedError(f"{path}: bytes were changed: its own hash does not fit")
     try:
         return msgspec.convert(plain, RecordingManifest)
@@ -140,19 +139,8 @@ def _no_manifest(folder: Path) -> str:
     return f"{folder} is no recording: it is no folder with a {MANIFEST_FILE}"
 
 
-def _digest(plain: Mapping[str, object]) -> str:
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def recorded_file(folder: Path, name: str, num_records: int) -> RecordedFile:
     """Return the entry of a folder's file, with its hash."""
     path = folder / name
-    size_bytes, sha256 = path.stat().st_size, sha256_of(path)
+    size_bytes, sha256 = path.stat().st_size, content_hash(path)
     return RecordedFile(name=name, size_bytes=size_bytes, sha256=sha256, num_records=num_records)

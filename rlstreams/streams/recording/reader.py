@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from rlstreams.schemas import DecodeError
 from rlstreams.schemas.avro import fingerprint_of_foreign
 from rlstreams.schemas.events import Event
+from rlstreams.streams.hashes import content_hash
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
@@ -40,7 +41,6 @@ from rlstreams.streams.recording.manifest import (
     RecordingError,
     RecordingManifest,
     load,
-    sha256_of,
 )
 from rlstreams.streams.recording.table import (
     RECORD,
@@ -283,6 +283,6 @@ def verify(folder: Path) -> list[str]:
         if not any(str(path) in problem for problem in problems):
             if not path.exists():
                 problems.append(f"{path} is missing")
-            elif sha256_of(path) != file.sha256:
+            elif content_hash(path) != file.sha256:
                 problems.append(f"{path}: bytes were changed: its hash is not the manifest's")
     return [*dict.fromkeys(problems)]

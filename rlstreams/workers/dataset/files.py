@@ -1,8 +1,7 @@
-"""Files: hashes of their content, writing one whole, and lines that are not too long."""
+"""Files: writing one whole, and lines that are not too long."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -12,16 +11,6 @@ from typing import BinaryIO
 from rlstreams.streams.log.errors import ConfigError
 
 LINE_BYTES = 4 << 20  # of one row; a million tokens
-
-
-def content_hash(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -6,17 +6,15 @@ settings that decide which rows there are, and what they ask, go into the hash b
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rlstreams.streams.hashes import content_hash, digest_of
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
-from rlstreams.workers.dataset.files import content_hash
 from rlstreams.workers.dataset.sources import RowFormat, source_of
 
 # The place of data, and the way to reach it, do not change the content.
@@ -61,5 +59,4 @@ def _data_hash(data: DataSection, field: str) -> str | None:
         return None
     if source.kind is RowFormat.JSON_LINES and not shape:
         return digest
-    text = json.dumps([digest, shape], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest_of([digest, shape])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -16,11 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rlstreams.streams.hashes import content_hash, digest_of
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.data import GYM, HUB, DataSection
 from rlstreams.workers.config.nearest import meant_path
-from rlstreams.workers.dataset.files import LINE_BYTES, checked_length, content_hash, numbered_lines
+from rlstreams.workers.dataset.files import LINE_BYTES, checked_length, numbered_lines
 from rlstreams.workers.dataset.row import Fields
 
 _HUB_NAME = re.compile(r"hf:([^:@]+)(?::([^:@]+))?(?:@([^@]+))?")
@@ -319,9 +319,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def digest_of(value: object) -> str:
-    """SHA-256 of its JSON, hexadecimal."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

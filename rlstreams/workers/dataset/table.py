@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlstreams.streams.hashes import digest_of
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.dataset.identity import shape_of
 from rlstreams.workers.dataset.limits import PromptLimits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
-from rlstreams.workers.dataset.sources import RowFormat, Source, digest_of, numbered_rows
+from rlstreams.workers.dataset.sources import RowFormat, Source, numbered_rows
 
 KEPT_FROM_BYTES = 32 << 20  # a smaller file is read in a moment
 _VERSION = 3  # of a table's content

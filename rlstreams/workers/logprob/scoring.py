@@ -205,11 +205,6 @@ def _tensor(values: npt.NDArray[Any] | None, tokens: slice) -> Tensor | None:
     return None if values is None else Tensor.of(values[tokens])
 
 
-def num_tokens(trajectory: Trajectory) -> int:
-    """Tokens of all segments."""
-    return sum(len(segment.token_ids) for segment in trajectory.segments)
-
-
 def _scores(
     scorer: Scorer, wanted: Iterable[Pass], sequences: Sequence[TokenSequence]
 ) -> dict[Pass, Scores]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rlstreams.schemas.events import Trajectory
 from rlstreams.streams.log.record import Partition, Position, Record
-from rlstreams.workers.logprob.scoring import num_tokens
+from rlstreams.streams.tokens import num_tokens
 from rlstreams.workers.logprob.versions import versions_of
 
 ANNOUNCEMENT_DEADLINE_S = 30.0  # for a version that is on its way

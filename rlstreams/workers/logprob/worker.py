@@ -14,10 +14,11 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.record import Outgoing, Partition, Record
 from rlstreams.streams.log.topics import SCORED, TRAJECTORIES
+from rlstreams.streams.tokens import num_tokens
 from rlstreams.workers.engines.base import Scorer
 from rlstreams.workers.logprob import windows
 from rlstreams.workers.logprob.held import HeldVersions
-from rlstreams.workers.logprob.scoring import Reference, num_tokens, score_records
+from rlstreams.workers.logprob.scoring import Reference, score_records
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.schemas.events import ScoredTrajectory, Trajectory
+from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.workers.model.cut import Cut, cut_evenly
 from rlstreams.workers.model.prefixes import Prefixes, Tokens
 
@@ -69,8 +69,3 @@ def recorded_routes(
     if experts is None:
         return None, None
     return experts.numpy(), None if mask is None else mask.numpy()
-
-
-def num_tokens(trajectory: Trajectory) -> int:
-    """Number of tokens of all segments."""
-    return sum(len(segment.token_ids) for segment in trajectory.segments)

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, Segment
+from rlstreams.streams.tokens import num_tokens
 from rlstreams.workers.model.cut import Cut, one_row, rows_of
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own_tokens
 from rlstreams.workers.model.routes import padded_routes
 from rlstreams.workers.trainer.learn.cutting import (
     minibatch_of,
-    num_tokens,
     planned_cut,
     recorded_routes,
 )

@@ -20,6 +20,7 @@ from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.rows import row_counts, scored_rows
+from rlstreams.streams.tokens import num_tokens
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.loop.dead_letters import Reason
 from rlstreams.workers.model.base import CPU
@@ -31,7 +32,7 @@ from rlstreams.workers.model.prefixes import Prefixes
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
-from rlstreams.workers.trainer.learn.cutting import num_tokens, planned_cut, prefixes_of
+from rlstreams.workers.trainer.learn.cutting import planned_cut, prefixes_of
 from rlstreams.workers.trainer.learn.distill import with_teacher
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s, is_sampled, pack
