@@ -293,6 +293,8 @@ def test_a_trainer_that_is_through_waits_until_its_last_version_is_pulled(
     last = stand.publish(1)
     ending = threading.Thread(target=stand.server.finish, args=(DEADLINE_S,), daemon=True)
     ending.start()
+    ending.join(0.2)
+    assert ending.is_alive(), "it did not wait"
     assert weight_hash(stand.pull(channel, last)) == last.weight_hash
     ending.join(DEADLINE_S)
     assert not ending.is_alive()

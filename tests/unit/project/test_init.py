@@ -380,8 +380,11 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Neither a project nor a file; an empty folder is fine."""
     (tmp_path / "x").mkdir()
     project(tmp_path)
-    assert 78 == main(["init", str(tmp_path / "x")])
-    assert "is there and not empty" in capsys.readouterr().err
+    for name, file in (("x", "x/run.toml"), ("y", "y")):
+        (tmp_path / file).write_bytes(b"mine")
+        assert 78 == main(["init", str(tmp_path / name)])
+        assert "is there and not empty" in capsys.readouterr().err
+        assert b"mine" == (tmp_path / file).read_bytes()
 
 
 def test_commands_find_the_project_that_they_are_in(
