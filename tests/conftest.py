@@ -8,6 +8,7 @@ import inspect
 import os
 import secrets
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.run.place import RunPlace
+from tests import marked
 from tests.e2e.command import Workspace
 
 _MARKERS = {
@@ -53,6 +56,24 @@ def pytest_runtestloop() -> None:
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS)
     gc.enable()
+
+
+SESSION = "RLSTREAMS_TEST_SESSION"  # carried by every process of one pytest, its workers included
+_SWEEPER = pytest.StashKey[Child]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """If this pytest is killed, all that it started goes with it."""
+    if not hasattr(config, "workerinput"):
+        os.environ[SESSION] = secrets.token_hex(8)
+        command = (sys.executable, "-I", "-S", marked.__file__, SESSION, os.environ[SESSION])
+        config.stash[_SWEEPER] = Child.started(command, orphaned=Orphaned.DRAINS)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """It ends in order: what tests leave behind is to be seen."""
+    if (sweeper := config.stash.get(_SWEEPER, None)) is not None:
+        sweeper.end()
 
 
 _ASYNC_S = 600.0  # only ends a hang

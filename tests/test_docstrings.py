@@ -1,8 +1,9 @@
-"""Docstrings name their thing: none opens with a word that stands in place of a noun."""
+"""Names: a docstring opens with its thing, and a class's name means one class."""
 
 from __future__ import annotations
 
 import ast
+import collections
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,18 @@ def riddles(modules: Sequence[Module]) -> list[str]:
     ]
 
 
+def namesakes(modules: Sequence[Module]) -> dict[str, list[str]]:
+    """Names of public product classes that several modules define, with these modules."""
+    homes = collections.defaultdict(list)
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and module.name.split(".")[0] == "rlstreams":
+                homes[node.name].append(module.name)
+    return {
+        name: found for name, found in homes.items() if len(found) > 1 and not name.startswith("_")
+    }
+
+
 def test_docstrings_name_their_thing() -> None:
     """As in `Records that one poll returned`, not `What one poll brought`."""
     assert riddles(MODULES) == []
@@ -58,3 +71,16 @@ def test_the_check_finds_riddles(tmp_path: Path) -> None:
         "rlstreams.bad:5",
         "rlstreams.bad:7",
     ]
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    """Two `Server`s, a host's and a client's view of it, are one search result and one guess."""
+    assert namesakes(MODULES) == {}
+
+
+def test_the_check_finds_namesakes(tmp_path: Path) -> None:
+    """In two modules of the product; private classes may share a name."""
+    for name in ("rlstreams/a.py", "rlstreams/b.py", "tests/c.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("class Keeper: ...\nclass _Call: ...\n", encoding="utf-8")
+    assert namesakes(modules_of(tmp_path)) == {"Keeper": ["rlstreams.a", "rlstreams.b"]}

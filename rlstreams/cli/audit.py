@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import Progress, opened
+from rlstreams.cli.named import ProgressLine, opened
 from rlstreams.cli.options import LOG, command, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import utc_text
@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     if report.begin is not None:
         from rlstreams.debug.branch.parent import with_parent
 
-        report = with_parent(report, Progress())
+        report = with_parent(report, ProgressLine())
     print(report.to_json() if args.json else report.text())
     return 0 if report.ok else 1
 

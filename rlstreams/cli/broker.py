@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.cli.named import configuration, opened, print_json
-from rlstreams.cli.options import CONFIG, COUNT, LOG, PORT, Group, argument, command, option
+from rlstreams.cli.options import CONFIG, COUNT, LOG, PORT, CommandGroup, argument, command, option
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.text import utc_text
 from rlstreams.workers.config.nearest import meant
@@ -27,7 +27,7 @@ _SHOWN = 60  # characters of a value in a line
 _USUAL = "runs/broker"
 _RUN = f"its folder or TOML file, or a folder for a broker of your own; default: {_USUAL}"
 
-BROKER = Group("broker", "the embedded broker; a run's topics, and what lies in one")
+BROKER = CommandGroup("broker", "the embedded broker; a run's topics, and what lies in one")
 
 
 @command(

@@ -6,10 +6,12 @@ import json
 from argparse import Namespace
 
 from rlstreams.cli.named import configuration, opened
-from rlstreams.cli.options import CONFIG, LOG, Group, N, argument, command, one_of, option
+from rlstreams.cli.options import CONFIG, LOG, CommandGroup, N, argument, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
 
-GROUP = Group("config", "what a configuration means: its fields, its loss, a server's command")
+GROUP = CommandGroup(
+    "config", "what a configuration means: its fields, its loss, a server's command"
+)
 
 
 @command(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import configuration, opened_run
-from rlstreams.cli.options import RUN, SECONDS, Group, command, option
+from rlstreams.cli.options import RUN, SECONDS, CommandGroup, command, option
 from rlstreams.streams.log.errors import ConfigError, DeadlineError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _ACTIONS = {
     "drain": ("draining", "finish what is begun and end; `up` ends with it, --resume goes on"),
 }
 
-CONTROL = Group(
+CONTROL = CommandGroup(
     "control",
     "pause, resume or drain all roles of a live run, wherever they run; scale those of `up`",
     "Writes the desired state of a run to its topic control, which each role follows: rollout "

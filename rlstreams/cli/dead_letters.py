@@ -8,7 +8,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import configuration, opened_run
-from rlstreams.cli.options import RUN, Group, Takes, argument, command, option
+from rlstreams.cli.options import RUN, CommandGroup, Takes, argument, command, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
@@ -20,7 +20,7 @@ _LETTER = re.compile(r"(\d+|e\d+-\d+)/\d+|[a-z-]+(-\d+|\[\d+\])@\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
 
 
-DEAD_LETTERS = Group(
+DEAD_LETTERS = CommandGroup(
     "dead-letters",
     "list dead letters, show one, requeue its group",
     "A record or sample that could not be handled goes to the topic dead-letters, with its bytes "

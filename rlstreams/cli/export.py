@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlstreams.cli.named import configuration, opened, opened_run
-from rlstreams.cli.options import LOG, RUN, Group, N, X, command, one_of, option
+from rlstreams.cli.options import LOG, RUN, CommandGroup, N, X, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 from rlstreams.words.spelling import Spelling, spelling
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlstreams.streams.run.run_log import RunLog
 
 
-EXPORT = Group("export", "samples as a table, or the trained model", was="samples")
+EXPORT = CommandGroup("export", "samples as a table, or the trained model", was="samples")
 
 
 @command(

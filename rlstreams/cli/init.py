@@ -13,7 +13,7 @@ from rlstreams.workers.config.data import GYM
 from rlstreams.workers.config.nearest import meant_path
 
 if TYPE_CHECKING:
-    from rlstreams.check.project.start import Plan
+    from rlstreams.check.project.start import ProjectPlan
 
 MORE = "for more, see infra/docs/models.md, section Which GPU has which role"
 DEMO, GSM8K = "demo", "gsm8k"
@@ -102,7 +102,7 @@ _ABOUT = {
 }
 
 
-def _plan(args: Namespace, folder: Path) -> Plan:
+def _plan(args: Namespace, folder: Path) -> ProjectPlan:
     from rlstreams.check.project import start
 
     model = args.model
@@ -122,7 +122,7 @@ def _plan(args: Namespace, folder: Path) -> Plan:
     return start.from_file(folder, Path(args.from_), model, args.prompt, args.answer)
 
 
-def _findings(plan: Plan) -> list[str]:
+def _findings(plan: ProjectPlan) -> list[str]:
     """Return lines on the columns found in the rows, and on the model."""
     columns = plan.columns.data.columns
     others = ", ".join(plan.columns.others)

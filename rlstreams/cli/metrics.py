@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import configuration, opened_run
-from rlstreams.cli.options import PORT, RUN, Group, command, hidden, one_of, option
+from rlstreams.cli.options import PORT, RUN, CommandGroup, command, hidden, one_of, option
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
 from rlstreams.streams.log.text import counted
 from rlstreams.words.spelling import spelling
@@ -32,7 +32,7 @@ STDOUT = "-"
 NICE = 10  # the run goes first
 PREDECESSOR_S = 45.0  # longest wait for the tracker of a killed `up`, which is about to end
 
-METRICS = Group(
+METRICS = CommandGroup(
     "metrics",
     "figures of a run for other programs: rows, Prometheus, trackers, health",
     "Reads the log and touches nothing: while the run goes on, afterwards, or again from the "

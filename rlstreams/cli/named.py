@@ -74,7 +74,7 @@ def opened_run(config: RunConfig, say: Callable[[str], None] | None = None) -> R
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.workers.bootstrap.parts import place_of
 
-    return open_run(place_of(config), say=say or Progress())
+    return open_run(place_of(config), say=say or ProgressLine())
 
 
 def configuration(
@@ -119,7 +119,7 @@ def print_json(*values: object) -> None:
         print(plain_json(msgspec.to_builtins(value, enc_hook=str)), flush=True)
 
 
-class Progress:
+class ProgressLine:
     """Progress of slow work on stderr: one changing line; in a file, one every `LINE_EVERY_S`."""
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ def argument(name: str, about: str, **attrs: Any) -> Callable[[Run], Run]:  # no
     return click.argument(name.lower(), cls=Argument, about=about, metavar=metavar, **attrs)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A command with actions, each typed as `NAME ACTION`."""
 
     def __init__(self, name: str, about: str, text: str = "", *, was: str = "") -> None:
@@ -206,7 +206,7 @@ def meant(word: str, names: Sequence[str]) -> str:
 def command(
     name: str,
     *examples: str,
-    of: Group | None = None,
+    of: CommandGroup | None = None,
     takes: Takes | None = None,
     needs_names: bool = True,
     appendix: Callable[[], str] = lambda: "",

@@ -9,17 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import Progress, configuration, opened, opened_run, print_json
-from rlstreams.cli.options import RUN, Group, argument, command, option
+from rlstreams.cli.named import ProgressLine, configuration, opened, opened_run, print_json
+from rlstreams.cli.options import RUN, CommandGroup, argument, command, option
 from rlstreams.streams.log.text import counted, utc_text
 from rlstreams.workers.loop.runtime import Stop
 
 if TYPE_CHECKING:
     from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
     from rlstreams.streams.recording import Recording
-    from rlstreams.streams.recording.recorder import Progress as Recorded
+    from rlstreams.streams.recording.recorder import RecordingProgress
 
-RECORD = Group("record", "a run's topics as Parquet files: make, list, verify, compare", was="run")
+RECORD = CommandGroup(
+    "record", "a run's topics as Parquet files: make, list, verify, compare", was="run"
+)
 
 
 @command(
@@ -46,7 +48,7 @@ def run(args: Namespace) -> int:
     from rlstreams.debug.replay.record import RecordingOptions, record
 
     config = configuration(*args.config)
-    stop, show = Stop(), Progress()
+    stop, show = Stop(), ProgressLine()
     if args.follow:
         stop.on_signals()
     with opened_run(config) as log:
@@ -68,7 +70,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _line_of(progress: Recorded) -> str:
+def _line_of(progress: RecordingProgress) -> str:
     behind = f", {counted(progress.behind, 'offset')} behind" if progress.behind else ""
     return f"{counted(progress.num_records, 'record')}, {progress.num_bytes / 1e6:,.1f} MB{behind}"
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import Progress
+from rlstreams.cli.named import ProgressLine
 from rlstreams.cli.options import CONFIG, N, command, option
 from rlstreams.streams.log.errors import ConfigError
 
@@ -102,7 +102,7 @@ def _answers(
 ) -> int:
     from rlstreams.check.trial.sample import Trial, row_lines, spent, summary
 
-    trial = Trial(config, verifier, encoder, print, Progress())
+    trial = Trial(config, verifier, encoder, print, ProgressLine())
     trial.times.import_s = import_s
     try:
         tried = trial.run(rows, num_samples)
@@ -130,7 +130,7 @@ def _agents(
     spelled = spelling("", config.model.path)
     trial = AgentTrial(
         config=config, verifier=verifier, encoder=encoder, spelling=spelled, note=print,
-        say=Progress(), times=Times(import_s=import_s),
+        say=ProgressLine(), times=Times(import_s=import_s),
     )  # fmt: skip
     tried = trial.run(rows, num_samples)
     print()

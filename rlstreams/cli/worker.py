@@ -203,7 +203,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             publish_missing(bus, context.worker)
         is_server, device = args.role == "server", _shared_device(context)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
-        turns: lease.Turns | None = None
+        turns: lease.RoleTurns | None = None
         if device is not None and is_server:
             turns = lease.FollowedTurns(device, control.leases)
         elif device is not None:

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlstreams.schemas.shapes import Source, fields_of, shape_of
+from rlstreams.schemas.shapes import GeneratedSource, fields_of, shape_of
 from rlstreams.schemas.varint import read_count, read_length, read_long
 
 # (record, view of the record, start) -> (value, end); `end` may lie past a record that was cut.
@@ -128,7 +128,7 @@ class _Reader:
     """Emits code, field by field."""
 
     def __init__(self) -> None:
-        self._source = Source(**_SCOPE)
+        self._source = GeneratedSource(**_SCOPE)
         self._add = self._source.add
         self._name = self._source.name
         self._add(0, "def read(b, view, i):")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from rlstreams.schemas.shapes import Source, fields_of, shape_of
+from rlstreams.schemas.shapes import GeneratedSource, fields_of, shape_of
 from rlstreams.schemas.tensor import Buffer
 from rlstreams.schemas.text import whole_text
 from rlstreams.schemas.varint import long_bytes
@@ -56,7 +56,7 @@ class _Writer:
     """Emits code, field by field. Pieces wait until control flow needs them written."""
 
     def __init__(self, **scope: object) -> None:
-        self.source = Source(**scope)
+        self.source = GeneratedSource(**scope)
         self._pending: list[str] = []
 
     def value(self, kind: Any, value: str, depth: int) -> None:  # noqa: ANN401

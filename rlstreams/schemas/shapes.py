@@ -57,7 +57,7 @@ def from_plain(kind: Any, plain: Any) -> Any:  # noqa: ANN401
     return plain
 
 
-class Source:
+class GeneratedSource:
     """Lines of a generated function, its fresh names, and the globals that its lines refer to."""
 
     def __init__(self, **scope: object) -> None:

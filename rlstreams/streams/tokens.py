@@ -21,6 +21,11 @@ SAMPLED = "sampled"  # anchors, as `SegmentScore` has them
 _NOT_RESCORED = "behavior"
 
 
+def num_tokens(trajectory: Trajectory) -> int:
+    """Return the number of tokens of all segments."""
+    return sum(len(segment.token_ids) for segment in trajectory.segments)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
     """Arrays over a sample's tokens. NaN in a float array: the token has no such number."""

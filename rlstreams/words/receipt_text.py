@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlstreams.streams.lineage.receipt import LoadReceipt, Receipt, Span
+from rlstreams.streams.lineage.receipt import LoadReceipt, Receipt, SegmentReceipt
 from rlstreams.words.screen import clock_text, number
 
 _HASH = 12  # digits of a hash that are shown
@@ -40,7 +40,7 @@ def receipt_lines(found: Receipt) -> Iterator[str]:
         )
 
 
-def _span(found: Receipt, span: Span) -> Iterator[str]:
+def _span(found: Receipt, span: SegmentReceipt) -> Iterator[str]:
     yield f"  tokens {span.first} to {span.last}: version {span.policy_version}"
     yield f"    sampled  by {found.worker} ({found.engine}), process {found.instance}"
     if (made := span.made) is not None:

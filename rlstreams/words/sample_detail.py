@@ -28,7 +28,7 @@ _HASH = 12  # digits of a weight hash that are shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class LifeEvent:
     """One event in the life of a sample, or of the weights that it was sampled with or changed."""
 
     role: str
@@ -40,12 +40,12 @@ class Stage:
     is_own: bool = True  # False: about weights, not about the sample itself
 
 
-def stages(lineage: Lineage) -> list[Stage]:
+def stages(lineage: Lineage) -> list[LifeEvent]:
     """Return the stages of a sample and of its weights, by time."""
     return sorted(_stages(lineage), key=lambda stage: (stage.at_ms, stage.until_ms))
 
 
-def _stages(lineage: Lineage) -> Iterator[Stage]:
+def _stages(lineage: Lineage) -> Iterator[LifeEvent]:
     if lineage.prompt is not None:
         yield _issued(lineage.prompt)
     for load in lineage.loads.values():
@@ -62,7 +62,7 @@ def _stages(lineage: Lineage) -> Iterator[Stage]:
     yield from _closed(lineage)
 
 
-def _closed(lineage: Lineage) -> Iterator[Stage]:
+def _closed(lineage: Lineage) -> Iterator[LifeEvent]:
     if (drop := lineage.dropped) is not None:
         after = f"; issued again as group {lineage.replaced_by}" if lineage.replaced_by else ""
         detail = f"{drop.group.reason} {drop.group.detail}".rstrip() + after
@@ -71,7 +71,7 @@ def _closed(lineage: Lineage) -> Iterator[Stage]:
         yield _trained(lineage, trained)
         made = trained.step.policy_version
         if (published := lineage.published.get(made)) is not None:
-            yield Stage(
+            yield LifeEvent(
                 role="trainer",
                 what=f"version {made}",
                 detail=f"made by step {trained.step.step}: weights "
@@ -84,13 +84,13 @@ def _closed(lineage: Lineage) -> Iterator[Stage]:
         yield _loaded(load)
 
 
-def _moment(role: str, what: str, detail: str, at_ms: int, position: Position) -> Stage:
-    return Stage(
+def _moment(role: str, what: str, detail: str, at_ms: int, position: Position) -> LifeEvent:
+    return LifeEvent(
         role=role, what=what, detail=detail, at_ms=at_ms, until_ms=at_ms, position=position
     )
 
 
-def _issued(record: Record[Prompt]) -> Stage:
+def _issued(record: Record[Prompt]) -> LifeEvent:
     event = record.event
     replaces = f"; in place of group {event.replaces}" if event.replaces is not None else ""
     detail = (
@@ -100,8 +100,8 @@ def _issued(record: Record[Prompt]) -> Stage:
     return _moment("prompts", "issued", detail, event.issued_at_ms, record.position)
 
 
-def _loaded(load: PolicyLoaded) -> Stage:
-    return Stage(
+def _loaded(load: PolicyLoaded) -> LifeEvent:
+    return LifeEvent(
         role=load.role,
         what=f"version {load.policy_version}",
         detail=f"{load.worker} has it by {load.channel} in {load.seconds:.3f} s, "
@@ -112,7 +112,7 @@ def _loaded(load: PolicyLoaded) -> Stage:
     )
 
 
-def _rolled_out(event: Trajectory, position: Position | None) -> Stage:
+def _rolled_out(event: Trajectory, position: Position | None) -> LifeEvent:
     sampled = sampled_segments(event)
     versions = list(dict.fromkeys(segment.policy_version for segment in sampled))
     ends = ", ".join(dict.fromkeys(s.finish_reason for s in sampled if s.finish_reason))
@@ -123,7 +123,7 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Stage:
         others = sum(len(segment.token_ids) for segment in said)
         tokens += f" in {1 + len(said)} turns, {others} by the environment between them"
     again = f", attempt {event.attempt}" if event.attempt else ""
-    return Stage(
+    return LifeEvent(
         role="rollout",
         what="sampled",
         detail=f"{event.worker}{again}: {tokens}, {_versions(versions)}{ended}; "
@@ -134,7 +134,7 @@ def _rolled_out(event: Trajectory, position: Position | None) -> Stage:
     )
 
 
-def _scored(record: Record[ScoredTrajectory]) -> Stage:
+def _scored(record: Record[ScoredTrajectory]) -> LifeEvent:
     event = record.event
     scores = ", ".join(
         f"segment {score.segment} under {score.policy_version} ({score.anchor})"
@@ -144,11 +144,11 @@ def _scored(record: Record[ScoredTrajectory]) -> Stage:
     return _moment("logprob", "scored", detail, event.scored_at_ms, record.position)
 
 
-def _trained(lineage: Lineage, trained: TrainedIn) -> Stage:
+def _trained(lineage: Lineage, trained: TrainedIn) -> LifeEvent:
     step, ref = trained.step, trained.ref
     distances = ", ".join(str(n) for n in sorted(set(staleness(lineage).values())))
     masked = f", {len(trained.masked)} segments masked" if trained.masked else ""
-    return Stage(
+    return LifeEvent(
         role="trainer",
         what=f"step {step.step}",
         detail=f"sample {trained.index + 1} of {len(step.samples)}, micro-batch "
@@ -190,7 +190,7 @@ class SampleDetail:
     """Everything that a screen shows of one sample."""
 
     lineage: Lineage
-    stages: tuple[Stage, ...]  # by time
+    stages: tuple[LifeEvent, ...]  # by time
     tokens: TokenTable | None = None  # None: not sampled yet, or its tensors cannot be read
     words: tuple[str, ...] = ()  # one text per token
     mismatch: float = float("nan")  # largest one under one version, nats

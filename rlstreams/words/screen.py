@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rlstreams.schemas.events import StepsRedone
-from rlstreams.streams.views.evaluation import Answer, EvaluationPoint
+from rlstreams.streams.views.evaluation import EvaluationPoint, HeldOutAnswer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.workers import WorkerView
 
@@ -87,7 +87,9 @@ def visible(text: str) -> str:
     return _STEERS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-def spelled(answer: Answer, decode: Callable[[Sequence[int]], str]) -> Iterator[tuple[int, str]]:
+def spelled(
+    answer: HeldOutAnswer, decode: Callable[[Sequence[int]], str]
+) -> Iterator[tuple[int, str]]:
     """Yield (policy version, text) of each run; decoded together, so that the pieces join."""
     ids: tuple[int, ...] = ()
     done = ""

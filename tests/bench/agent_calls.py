@@ -102,7 +102,7 @@ def body(number: int) -> bytes:
 
 async def direct(client: Client, number: int) -> str:
     request = request_of([{"role": "user", "content": "1"}], choice=number, body=body(number))
-    return (await client.keeper.call(client.start.key, request)).call_id
+    return (await client.open_sessions.call(client.start.key, request)).call_id
 
 
 def over_http(session: aiohttp.ClientSession) -> Call:

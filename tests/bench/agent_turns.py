@@ -46,7 +46,7 @@ class Turns:
             client.messages.append({"role": "user", "content": "1010" * 250 + "1" * number})
             body = json.dumps({"model": "m", "messages": client.messages}).encode()
             (asked,) = Chat().asked(body, {}).calls
-            answer = await client.keeper.call(client.start.key, asked)
+            answer = await client.open_sessions.call(client.start.key, asked)
             client.messages.append({"role": "assistant", "content": answer.parsed.content})
         self._left -= 1
         if not self._left:

@@ -27,7 +27,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.parts import whole
 from rlstreams.streams.log.record import Outgoing, Partition, Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
-from rlstreams.streams.recording import Manifest, Recording, RecordingWriter
+from rlstreams.streams.recording import Recording, RecordingManifest, RecordingWriter
 from tests import factories
 
 TOKENS = 64
@@ -72,7 +72,7 @@ def peak_mb() -> float:
 
 def record_alone(folder: Path, count: int) -> None:
     """A large recording, without a broker."""
-    manifest = Manifest(run="bench", started_at_ms=0)
+    manifest = RecordingManifest(run="bench", started_at_ms=0)
     at = [0, 0]
     with RecordingWriter(folder, manifest) as writer:
         for number, record_ in enumerate(samples(count)):

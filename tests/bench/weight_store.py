@@ -35,7 +35,7 @@ from rlstreams.workers.engines.folder_channel import HeldWeights
 from rlstreams.workers.loop.log import get
 from rlstreams.workers.weights.layout import manifest_of, size_bytes
 from rlstreams.workers.weights.store.at_hand import AtHand
-from rlstreams.workers.weights.store.history import Held, WeightHistory
+from rlstreams.workers.weights.store.history import HeldVersion, WeightHistory
 from rlstreams.workers.weights.store.place import place_of
 from rlstreams.workers.weights.store.version_file import Stamp, pieces_of
 from rlstreams.workers.weights.store.writer import StoreWriter
@@ -123,7 +123,7 @@ def stored(
         }
         history = WeightHistory(place, "bench")
         last, before = manifests[-1], manifests[-2]
-        held = Held(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
+        held = HeldVersion(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
         reads = {
             "read_one_behind_s": (last, held),
             "read_anchor_s": (manifests[0], None),

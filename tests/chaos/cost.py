@@ -37,7 +37,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS, TRAJECTORIES, WORKER_EVENTS
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.feed import Views
-from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, UpOptions
+from rlstreams.up.supervisor.fault_hook import EndedRun, FaultTargets, UpOptions
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.load import load
 from tests.bench.hardware import hardware
@@ -73,7 +73,7 @@ class KillEvery:
             self.killed.append(role)
         self._next_s += self._seconds
 
-    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+    def conclude(self, bus: Bus, ended: EndedRun, status: int) -> int:
         """See `FaultHook`."""
         return status
 

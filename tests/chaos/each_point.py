@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 
 from rlstreams.streams.log.bus import Bus
-from rlstreams.up.supervisor.fault_hook import Ended, FaultTargets, UpOptions
+from rlstreams.up.supervisor.fault_hook import EndedRun, FaultTargets, UpOptions
 from rlstreams.up.supervisor.summary import show
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.load import load
@@ -33,7 +33,7 @@ class EachPoint:
     def tick(self, *, is_running: bool) -> None:
         """See `FaultHook`."""
 
-    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+    def conclude(self, bus: Bus, ended: EndedRun, status: int) -> int:
         """See `FaultHook`."""
         assert ended.audit is not None
         audit, exits = ended.audit, self._fleet.exits

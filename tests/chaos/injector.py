@@ -20,7 +20,7 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import SCHEMAS, TOPICS
 from rlstreams.up.supervisor.fault_hook import FaultTargets
-from rlstreams.up.supervisor.fleet import Worker
+from rlstreams.up.supervisor.fleet import FleetPlace
 from rlstreams.up.supervisor.summary import show
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig
@@ -113,7 +113,7 @@ def _unreadable(raw: RawRecord, draw: random.Random) -> Outgoing:
 
 
 if TYPE_CHECKING:
-    from rlstreams.up.supervisor.fault_hook import Ended
+    from rlstreams.up.supervisor.fault_hook import EndedRun
 
 PATIENCE_S = 10.0  # a victim that does not run for so long has its turn later
 SUCCESSOR_S = 60.0  # longest sleep beyond the planned one, so that the successor is at work
@@ -126,7 +126,7 @@ class _Sleeper:
     fault: Fault
     instance: str  # "": the broker
     since_s: float
-    worker: Worker | None
+    worker: FleetPlace | None
     wake: Callable[[], object]
 
 
@@ -181,7 +181,7 @@ class FaultInjector:
         if self.journal.left and self._is_due(self.journal.left[0], now_s):
             self._try(now_s)
 
-    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+    def conclude(self, bus: Bus, ended: EndedRun, status: int) -> int:
         """See `FaultHook`; 0 only if the run is complete, every fault happened and no promise was
         broken."""
         targets = self._targets
@@ -280,7 +280,11 @@ class FaultInjector:
         return True
 
     def _sleep(
-        self, fault: Fault, instance: str, wake: Callable[[], object], worker: Worker | None = None
+        self,
+        fault: Fault,
+        instance: str,
+        wake: Callable[[], object],
+        worker: FleetPlace | None = None,
     ) -> None:
         self._sleepers.append(
             _Sleeper(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from rlstreams.streams.audit.report import BreachKind
 from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.views.run import RunState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import EndedRun, RunOutcome
 from rlstreams.up.supervisor.restart import Exited, described
 from rlstreams.workers.loop.runtime import Exit
 from tests.chaos.plan import BROKER, RECORDS, FaultKind, Journal
@@ -74,7 +74,7 @@ NOT_AUDITED = "not audited: a replay wrote its steps"
 
 
 def report(
-    journal: Journal, ended: Ended, state: RunState, exits: Sequence[Exited], now_s: float
+    journal: Journal, ended: EndedRun, state: RunState, exits: Sequence[Exited], now_s: float
 ) -> ChaosReport:
     """The report of a run that is over.
 
@@ -135,7 +135,7 @@ def _zombies(journal: Journal, exits: Sequence[Exited], now_s: float) -> dict[st
 
 
 def _problems(
-    journal: Journal, ended: Ended, zombies: Mapping[str, int], redone: Mapping[str, int]
+    journal: Journal, ended: EndedRun, zombies: Mapping[str, int], redone: Mapping[str, int]
 ) -> Iterator[str]:
     asked, struck = len(journal.planned), len(journal.injections)
     failure, audit = ended.failure, ended.audit
@@ -146,7 +146,7 @@ def _problems(
     breaches = set(audit.breach_counts) if audit else set[str]()
     if any(injection.fault.role == RECORDS for injection in journal.injections):
         breaches.discard(BreachKind.UNREADABLE_STEP)  # that is what we wrote
-    if (breaches or ended.outcome is not Outcome.COMPLETE) and failure is None:
+    if (breaches or ended.outcome is not RunOutcome.COMPLETE) and failure is None:
         told = ", ".join(sorted(breaches)) or "nothing"
         yield f"the run is {ended.outcome}, its audit found {told}"
     if struck < asked:

@@ -12,8 +12,11 @@ from tests.servers.real import vllm_server
 
 @pytest.fixture(scope="package")
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real vLLM server on the CPU with the demo's model, started once for this folder's tests."""
-    with vllm_server(tmp_path_factory.mktemp("vllm")) as url:
+    """A real vLLM server on the CPU with the demo's model, started once for this folder's tests.
+
+    Uncompiled, it starts with two thirds of the CPU seconds; `tests/sabotage` compiles.
+    """
+    with vllm_server(tmp_path_factory.mktemp("vllm"), **{"enforce-eager": "true"}) as url:
         yield url
 
 

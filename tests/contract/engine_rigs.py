@@ -27,7 +27,7 @@ from rlstreams.workers.engines.base import (
 )
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.model.model import load_model, weights_of
-from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.channel import WeightManifest
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from tests.contract.engine_waits import DEADLINE_S, cut, num_running, until_running
 from tests.fake_engine import EOS, FakeEngine, FakeScorer, fake_weights
@@ -72,7 +72,7 @@ def version_weights(kind: str, policy_version: int) -> Mapping[str, torch.Tensor
     return weights
 
 
-def announced(server: FileWeightServer, manifest: Manifest) -> PolicyPublished:
+def announced(server: FileWeightServer, manifest: WeightManifest) -> PolicyPublished:
     return PolicyPublished(
         model="demo",
         policy_version=manifest.policy_version,

@@ -24,7 +24,7 @@ from rlstreams.workers.weights.link.pieces import Piece
 from rlstreams.workers.weights.link.receiver import Address, Receiver
 from rlstreams.workers.weights.link.shards import Part
 from rlstreams.workers.weights.link.target import FreshTensors
-from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.sender import SenderDeadlines
 from rlstreams.workers.weights.snapshot import Snapshot
 from tests import factories
 from tests.contract.engine_rigs import announced
@@ -77,7 +77,7 @@ class Stand:
 
 def serving(epoch: int = EPOCH, window_s: float = 0.5) -> Stand:
     log = Log()
-    limits = Limits(window_s=window_s, form_s=60.0, stall_s=60.0)
+    limits = SenderDeadlines(window_s=window_s, form_s=60.0, stall_s=60.0)
     server = CollectiveWeightServer("gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits)
     server.open(epoch)
     return Stand(server, log)
@@ -293,6 +293,8 @@ def test_a_trainer_that_is_through_waits_until_its_last_version_is_pulled(
     last = stand.publish(1)
     ending = threading.Thread(target=stand.server.finish, args=(DEADLINE_S,), daemon=True)
     ending.start()
+    ending.join(0.2)
+    assert ending.is_alive(), "it did not wait"
     assert weight_hash(stand.pull(channel, last)) == last.weight_hash
     ending.join(DEADLINE_S)
     assert not ending.is_alive()

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.__main__ import main as rlstreams
+from tests.marked import kill_marked, marked
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "infra/examples/demo.toml"
@@ -131,21 +132,11 @@ class Workspace:
 
     def processes(self) -> dict[int, str]:
         """Living processes that commands here have started: process id to program."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (folder / "environ").read_bytes()
-                program = (folder / "comm").read_text("utf-8").strip()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # ended in between, or not ours
-            if f"{MARK}={self.mark}".encode() in environment:
-                found[int(folder.name)] = program
-        return found
+        return marked(MARK, self.mark)
 
     def close(self) -> None:
         """Kill what is left, so that a failed test leaves nothing behind."""
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
+        kill_marked(MARK, self.mark)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.model.model import load_model, weights_of
 from rlstreams.workers.server.process import ServerProcess
@@ -89,7 +89,7 @@ class Bench:
         delivery = PluginDelivery(self.listener, self.model, self.folder / "versions-0", "0")
         if args.record:
             delivery = FolderDelivery(self.model, self.folder / "versions")
-        server = Server(url, chosen, shape, delivery)
+        server = ServerClient(url, chosen, shape, delivery)
         return ServedEngine(chosen, shape, longest_sequence(self.model), [server])
 
     def publish(self, version: int) -> Any:

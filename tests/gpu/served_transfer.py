@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import Manifest
+from rlstreams.workers.weights.channel import WeightManifest
 from rlstreams.workers.weights.collective import CollectiveWeightChannel, CollectiveWeightServer
 from rlstreams.workers.weights.report_listener import ReportListener, describe
-from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.sender import SenderDeadlines
 from tests.gpu.model_folder import write_model
 from tests.gpu.model_rows import SHAPES, trainer_rows
 from tests.gpu.model_server import PYTHON, SERVERS, Sglang, Vllm
@@ -58,7 +58,7 @@ class Trainer:
             host="127.0.0.1",
             secret=SECRET,
             log=Notes(),
-            limits=Limits(stall_s=20.0),
+            limits=SenderDeadlines(stall_s=20.0),
             place=args.place,
             device=self.device,
         )
@@ -109,7 +109,7 @@ class Trainer:
         }
 
 
-def announced(manifest: Manifest, endpoint: Endpoint) -> PolicyPublished:
+def announced(manifest: WeightManifest, endpoint: Endpoint) -> PolicyPublished:
     """As the trainer would say it in the log."""
     return PolicyPublished(
         model="m",

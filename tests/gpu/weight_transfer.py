@@ -29,7 +29,7 @@ import torch
 from rlstreams.schemas.events import PullRequested
 from rlstreams.workers.weights.collective import CollectiveWeightServer
 from rlstreams.workers.weights.link.handshake import receiver_key
-from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.sender import SenderDeadlines
 from tests.gpu.model_rows import SHAPES, server_rows, trainer_rows
 from tests.gpu.puller import device_of, fill, make, run
 from tests.gpu.yardstick import broadcast
@@ -121,7 +121,7 @@ class Stand:
             host="127.0.0.1",
             secret=SECRET,
             log=self.notes,
-            limits=Limits(window_s=0.02, form_s=30.0, stall_s=args.stall_deadline),
+            limits=SenderDeadlines(window_s=0.02, form_s=30.0, stall_s=args.stall_deadline),
             place=args.place,
             device=self.device,
         )

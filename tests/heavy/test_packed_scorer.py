@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstreams.workers.compute.forward import Forward, Part
+from rlstreams.workers.compute.forward import Forward, ForwardPart
 from rlstreams.workers.compute.score import MeshScorer, scorer_of
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.folder_channel import FolderChannel
@@ -88,9 +88,9 @@ def test_bins_give_what_padded_rows_give(
     found = scores(packed, channel, sequences)
     again = scores(packed, channel, sequences)
     whole = scorer_of(folder, shared_prefixes=False, **along)  # type: ignore[arg-type]
-    parts: list[Part] = []
+    parts: list[ForwardPart] = []
 
-    def noted(forward: Forward, part: Part, temperature: float) -> Any:
+    def noted(forward: Forward, part: ForwardPart, temperature: float) -> Any:
         parts.append(part)
         return forward(part, temperature)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.workers.config.data import GymSection
-from rlstreams.workers.sandbox.reward import RewardError, Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge, RewardError
 from tests.processes.rollout.test_verifiers import rewards, verifier
 from tests.unit.problems.rows import problems
 
@@ -35,5 +35,5 @@ def test_a_gym_scores_its_own_rows(
         for row in map(rows.row, range(3)):
             for said, right in ((row.answer, 1.0), (f"<answer>{row.answer}</answer>", 1.0)):
                 metadata = json.loads(row.metadata)
-                assert right == one.judge(Sample("?", said, row.answer, metadata)).reward
-            assert 1.0 > one.judge(Sample("?", "no", row.answer, metadata)).reward
+                assert right == one.judge(AnswerToJudge("?", said, row.answer, metadata)).reward
+            assert 1.0 > one.judge(AnswerToJudge("?", "no", row.answer, metadata)).reward

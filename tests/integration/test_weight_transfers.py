@@ -20,7 +20,7 @@ from rlstreams.schemas.events import PullRequested
 from rlstreams.workers.weights.collective import CollectiveWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.link.handshake import receiver_key
-from rlstreams.workers.weights.sender import Limits
+from rlstreams.workers.weights.sender import SenderDeadlines
 from tests.integration.puller_process import ROWS
 
 SECRET, EPOCH = "secret", 3
@@ -94,7 +94,7 @@ class Stand:
 @pytest.fixture(params=[STALL_S])
 def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     log = Log()
-    limits = Limits(window_s=2.0, form_s=60.0, stall_s=request.param)
+    limits = SenderDeadlines(window_s=2.0, form_s=60.0, stall_s=request.param)
     server = CollectiveWeightServer("gloo", host="127.0.0.1", secret=SECRET, log=log, limits=limits)
     server.open(EPOCH)
     weights = {name: torch.randn(shape) for name, _, shape in ROWS}

@@ -24,7 +24,7 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import check_ordinal, judged_by
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge
 from rlstreams.workers.server import worker as module
 from rlstreams.workers.server.worker import ServerEndedError, ServerWorker
 from tests.logs import made_log
@@ -99,7 +99,7 @@ def test_its_server_is_started_and_judges(role: ServerWorker) -> None:
     pid = until_ready(role)
     config = role._reporter._context.config
     with make_verifier(judged_by_server(config.reward, config.judge)) as verifier:
-        judged = verifier.judge(Sample("a question", "the answer", "the answer", {}))
+        judged = verifier.judge(AnswerToJudge("a question", "the answer", "the answer", {}))
     assert (judged.reward, judged.note) == (0.75, "It is so.\n0.75")
     os.kill(pid, signal.SIGKILL)
     ended = role._process.child

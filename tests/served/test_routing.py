@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import sampled_by
-from rlstreams.workers.engines.served.capacity import SLACK, Load, choose
+from rlstreams.workers.engines.served.capacity import SLACK, Candidate, choose
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
@@ -22,7 +22,7 @@ LIMIT = 64
 
 def chosen(in_flight: Sequence[int], num_groups: int, limit: int = LIMIT) -> list[str | None]:
     """The servers of as many groups."""
-    loads = {f"s{i}": Load(number, limit) for i, number in enumerate(in_flight)}
+    loads = {f"s{i}": Candidate(number, limit) for i, number in enumerate(in_flight)}
     return [choose(str(group), loads) for group in range(num_groups)]
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.report_listener import ReportListener
@@ -40,7 +40,7 @@ def engine_of(
     shape = read_shape(model)
     versions = world.folder / instance
     delivery = PluginDelivery(listener, model, versions, "0", instance=instance, probe_s=LONG_S)
-    one = Server(server.url, chosen, shape, delivery, instance=instance)
+    one = ServerClient(server.url, chosen, shape, delivery, instance=instance)
     return ServedEngine(chosen, shape, longest_sequence(model), [one])
 
 

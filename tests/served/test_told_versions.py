@@ -10,7 +10,7 @@ import pytest
 from rlstreams.workers.engines.base import FinishReason, GeneratedSegment
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.running import Running
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.wire import Answer
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.channel import WeightError
@@ -125,15 +125,15 @@ async def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
 ) -> None:
     """Both may come up in one turn of the loop; what the server held is forgotten by then."""
     server = world.serve(flavour, step_s=STEP_S)
-    heard = Server._heard
+    heard = ServerClient._heard
 
-    async def heard_and_lost(self: Server, running: Running) -> Answer:
+    async def heard_and_lost(self: ServerClient, running: Running) -> Answer:
         answer = await heard(self, running)
         self.lose("did not answer /health")
         return answer
 
     async with world.engine(beat_s=60.0) as engine:
-        monkeypatch.setattr(Server, "_heard", heard_and_lost)
+        monkeypatch.setattr(ServerClient, "_heard", heard_and_lost)
         running, job = await begun(engine, world, server)
         server.core.holds = False
         segments = await running

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from aiohttp import web
 
-from rlstreams.workers.weights.link.orders import Server
+from rlstreams.workers.weights.link.orders import ServerRank
 
 if TYPE_CHECKING:
     from tests.servers.markov import MarkovServer
@@ -40,7 +40,7 @@ class FakePlugin:
         self.num_orders = 0
         self._core = core
         self._model = Table(core.table)
-        self._server = Server(self._model, torch.device("cpu"), engine="fake")
+        self._server = ServerRank(self._model, torch.device("cpu"), engine="fake")
         self._turn = asyncio.Lock()
 
     async def obey(self, text: str) -> None:

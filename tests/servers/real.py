@@ -27,7 +27,7 @@ from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.http import ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.server.process import ServerProcess
 from rlstreams.workers.weights import server_plugin
@@ -138,7 +138,9 @@ def real_engine(
     if not stops:
         shape = replace(shape, eos_ids=frozenset())
     listener = ReportListener()
-    server = Server(url, chosen, shape, PluginDelivery(listener, model, folder / "versions-0", "0"))
+    server = ServerClient(
+        url, chosen, shape, PluginDelivery(listener, model, folder / "versions-0", "0")
+    )
     return ServedEngine(chosen, shape, longest_sequence(model), [server], on_close=listener.close)
 
 

@@ -18,7 +18,7 @@ import torch
 from rlstreams.schemas.events import Endpoint, PolicyPublished
 from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.servers.recorded import Replay
@@ -87,7 +87,7 @@ def engine_of(
         (model / name).write_text(json.dumps(content))
     kind = str(head["server"]).partition("/")[0]
     chosen, shape = settings(kind, capture_experts=head["experts"]), read_shape(model)
-    server = Server(stand_in.url, chosen, shape, FolderDelivery(model, folder / "versions"))
+    server = ServerClient(stand_in.url, chosen, shape, FolderDelivery(model, folder / "versions"))
     first, second = (_published(version, weights) for version, weights in head["versions"])
     return ServedEngine(chosen, shape, longest_sequence(model), [server]), (first, second)
 

@@ -13,7 +13,7 @@ from rlstreams.workers.engines.served.delivery import FolderDelivery
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.weights.report_listener import ReportListener
@@ -70,7 +70,7 @@ def plugin_engine(
     chosen = settings(fake.kind, **changes)
     shape = read_shape(model)
     delivery = PluginDelivery(listener, model, folder / "versions", "0", probe_s=probe_s)
-    server = Server(fake.url, chosen, shape, delivery)
+    server = ServerClient(fake.url, chosen, shape, delivery)
     return ServedEngine(chosen, shape, longest_sequence(model), [server])
 
 
@@ -80,7 +80,7 @@ def engine_of_urls(kind: str, urls: Sequence[str], folder: Path, **changes: Any)
     chosen = settings(kind, **changes)
     shape = read_shape(model)
     servers = [
-        Server(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
+        ServerClient(url, chosen, shape, FolderDelivery(model, folder / f"versions-{number}"))
         for number, url in enumerate(urls)
     ]
     return ServedEngine(chosen, shape, longest_sequence(model), servers)

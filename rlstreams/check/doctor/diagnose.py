@@ -44,7 +44,7 @@ from rlstreams.workers.loop.agreement import check_alone, is_loopback
 from rlstreams.workers.prompts.issue import text_of
 from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import RewardError, Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge, RewardError
 
 # Roles that resolve the secrets of a section; every role resolves those of other sections.
 _READERS: Mapping[str, tuple[str, ...]] = {
@@ -138,7 +138,7 @@ def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
     with make_verifier(config.reward) as verifier:
         try:
             judged = verifier.judge(
-                Sample(text_of(row.prompt), row.answer, row.answer, json.loads(row.metadata))
+                AnswerToJudge(text_of(row.prompt), row.answer, row.answer, json.loads(row.metadata))
             )
         except RewardError as err:
             raise ConfigError(

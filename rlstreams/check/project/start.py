@@ -54,7 +54,7 @@ _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProjectPlan:
     """A project to be written."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Plan:
     has_agent: bool = False  # a program that calls the model makes the answers
 
 
-def write(plan: Plan) -> list[Path]:
+def write(plan: ProjectPlan) -> list[Path]:
     """Write the project; the files, in the order in which to look at them.
 
     Raises ConfigError: the folder is there and not empty, or cannot be written.
@@ -108,7 +108,7 @@ def write(plan: Plan) -> list[Path]:
     return [folder / name for name in texts] + ([] if plan.model else [folder / "model"])
 
 
-def _longest(plan: Plan) -> int:
+def _longest(plan: ProjectPlan) -> int:
     """Longest sequence of a server in tokens: `LONGEST`, or less if the model's folder says so."""
     try:
         return min(LONGEST, token_limit(read_config(plan.folder / plan.model)))
@@ -129,19 +129,19 @@ def _for_gpus(text: str, num_gpus: int, longest: int) -> str:
     return text
 
 
-def _data_lines(plan: Plan) -> list[str]:
+def _data_lines(plan: ProjectPlan) -> list[str]:
     """Lines of [data]; an agent writes its messages itself, so it has no lines about them."""
     own = ("chat = ", "system_prompt = ") if plan.has_agent else ()
     return [line for line in plan.data_lines if not line.startswith(own)]
 
 
-def _agent(plan: Plan) -> dict[str, str]:
+def _agent(plan: ProjectPlan) -> dict[str, str]:
     """The agent and its test, by file; none where there is none."""
     names = ("solver.py", "test_solver.py") if plan.has_agent else ()
     return {name: _text(f"{name}.tmpl") for name in names}
 
 
-def _reward(plan: Plan) -> dict[str, str]:
+def _reward(plan: ProjectPlan) -> dict[str, str]:
     """The reward function and its test, by file; none where the data set brings a scorer."""
     if plan.gym:
         return {}
@@ -162,7 +162,7 @@ def relative(path: Path, folder: Path) -> str:
     return near if near.count("..") <= 1 else str(path.absolute())
 
 
-def _rows_as_rewarded(plan: Plan) -> list[dict[str, Any]]:
+def _rows_as_rewarded(plan: ProjectPlan) -> list[dict[str, Any]]:
     """Problem and answer under our names; an answer that ends in `#### x` is x."""
     columns = plan.columns.data.columns
     pattern = re.compile(columns.answer_pattern) if columns.answer_pattern else None
@@ -200,7 +200,7 @@ _FILES = Path(__file__).with_name("files")
 Rows = list[dict[str, Any]]
 
 
-def from_demo(folder: Path, model: str) -> Plan:
+def from_demo(folder: Path, model: str) -> ProjectPlan:
     """Twenty sums, for a user without data."""
     lines = [
         'train = "rows.jsonl" # a row a line: {"prompt": "7+8+3=", "answer": "18"}; put yours here',
@@ -209,7 +209,7 @@ def from_demo(folder: Path, model: str) -> Plan:
     return _packaged(folder, example("demo/train.jsonl"), model, lines)
 
 
-def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) -> Plan:
+def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) -> ProjectPlan:
     """The user's own rows; `prompt` and `answer` name columns, empty: guess.
 
     Raises ConfigError: no such file, no rows, or no column that could be the problem or the answer.
@@ -228,7 +228,7 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
         lines.append(_CHAT)
     lines += _column_lines(guess)
     model = model if model or is_small else SMALL_MODEL
-    return Plan(
+    return ProjectPlan(
         folder=folder,
         columns=guess,
         is_small=count < MANY_ROWS,
@@ -239,7 +239,7 @@ def from_file(folder: Path, path: Path, model: str, prompt: str, answer: str) ->
     )
 
 
-def from_gsm8k(folder: Path, model: str) -> Plan:
+def from_gsm8k(folder: Path, model: str) -> ProjectPlan:
     """The data set openai/gsm8k by name; the twenty rows beside it are of its form, and ours."""
     lines = [
         'train = "hf:openai/gsm8k:main@train" # fetched from the Hugging Face hub at the first run',
@@ -251,7 +251,7 @@ def from_gsm8k(folder: Path, model: str) -> Plan:
     return _packaged(folder, _FILES / "word_problems.jsonl", model or SMALL_MODEL, lines)
 
 
-def from_gym(folder: Path, task: str, model: str) -> Plan:
+def from_gym(folder: Path, task: str, model: str) -> ProjectPlan:
     """A task of reasoning-gym, which makes its rows and judges answers to them.
 
     Raises ConfigError: the package is not installed, or has no such task.
@@ -266,16 +266,16 @@ def from_gym(folder: Path, task: str, model: str) -> Plan:
     if _has_template(model):
         lines += [_CHAT, 'system_prompt = "Think step by step. End with the answer alone."']
     lines += ["", "[data.gym]", "rows = 2000", "seed = 0", "# options = {} # of the task"]
-    return Plan(
+    return ProjectPlan(
         folder=folder, columns=guess_columns(Path(data.train), rows, "", ""), is_small=False,
         rows=rows, model=model or SMALL_MODEL, data_lines=lines, has_held_out=True, gym=task,
     )  # fmt: skip
 
 
-def _packaged(folder: Path, path: Path, model: str, lines: Sequence[str]) -> Plan:
+def _packaged(folder: Path, path: Path, model: str, lines: Sequence[str]) -> ProjectPlan:
     """Rows of ours beside the project's configuration; `lines` name what it trains on."""
     rows, _ = read_rows(path)
-    return Plan(
+    return ProjectPlan(
         folder=folder,
         columns=guess_columns(Path("rows.jsonl"), rows, "", ""),
         is_small=True,

@@ -146,7 +146,7 @@ class AgentTrial:
                         instance=WORKER,
                         note=self.note,
                     )
-                    sessions.keeper.shared.loads = lambda: {0: load}
+                    sessions.open_sessions.shared.loads = lambda: {0: load}
                     closed = await self._played(sessions, issued)
                 found.append(self._tried(section, rows, prompts, reasons, closed))
         finally:
@@ -158,7 +158,7 @@ class AgentTrial:
         started_s = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
-                committing = tasks.create_task(_commit(sessions.keeper.shared.asked))
+                committing = tasks.create_task(_commit(sessions.open_sessions.shared.asked))
                 await sessions.start()
                 rolled = (_rolled(sessions, prompt) for prompt in prompts)
                 closed = await all_of(rolled, "sessions that have ended", self.say)

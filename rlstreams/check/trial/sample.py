@@ -25,7 +25,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.device import usable
 from rlstreams.workers.prompts.issue import prompt_of
 from rlstreams.workers.rollout.episode import Played
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 from rlstreams.workers.sandbox.user_code import UserCodeError
 
 Decode = Callable[[Sequence[int]], str]
@@ -296,7 +296,7 @@ class Trial:
         started_s = time.monotonic()
         try:
             judgement = judgement or self._verifier.judge(
-                Sample(
+                AnswerToJudge(
                     prompt.text, last.text, row.answer, json.loads(row.metadata),
                     last.finish_reason, last.token_ids, answer.transcript,
                 )

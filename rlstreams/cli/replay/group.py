@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.options import Group, option
+from rlstreams.cli.options import CommandGroup, option
 from rlstreams.streams.log.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Declared = Callable[[Namespace], int]
 
-REPLAY = Group(
+REPLAY = CommandGroup(
     "replay",
     "a recording into a fresh run; work done again, and compared; a run that goes on from a step",
     was="run",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import Progress
+from rlstreams.cli.named import ProgressLine
 from rlstreams.cli.options import argument, command, option, set_threads
 from rlstreams.cli.replay.group import REPLAY
 from rlstreams.streams.log.errors import ConfigError
@@ -146,7 +146,7 @@ def _play(args: Namespace, recording: Recording, selection: Selection | None) ->
     from rlstreams.debug.replay.fresh import fresh_run
     from rlstreams.debug.replay.player import chosen, play, replay_config
 
-    speed, progress = speed_of(args.speed), Progress()
+    speed, progress = speed_of(args.speed), ProgressLine()
     config = replay_config(recording, run_id=args.as_, folder=args.dir, bootstrap=args.bootstrap)
     with fresh_run(config, schemas=[*recording.schemas.values()]) as bus:
         played = play(

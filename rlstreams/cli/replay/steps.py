@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlstreams.cli.named import NamedRun, Progress, opened, print_json
+from rlstreams.cli.named import NamedRun, ProgressLine, opened, print_json
 from rlstreams.cli.options import LOG, N, argument, command, one_of, option, set_threads
 from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
 from rlstreams.debug.blame import KINDS
@@ -109,7 +109,7 @@ def _evidence(
     config: RunConfig,
     folders: Sequence[Path],
     steps: range,
-    say: Progress,
+    say: ProgressLine,
     *,
     redo: bool,
 ) -> Evidence:
@@ -128,7 +128,7 @@ def _evidence(
 
 
 def _opinion(
-    args: Namespace, found_run: NamedRun, config: RunConfig, steps: range, say: Progress
+    args: Namespace, found_run: NamedRun, config: RunConfig, steps: range, say: ProgressLine
 ) -> Opinion | None:
     """Return the opinion of the grader that the options name; None: they name no grader."""
     from rlstreams.debug.evidence.opinion import opinion
@@ -149,7 +149,7 @@ def _checked_log(
     config: RunConfig,
     folders: Sequence[Path],
     steps: range,
-    say: Progress,
+    say: ProgressLine,
 ) -> tuple[dict[str, object], bool]:
     """Check the log without any experiment; print the findings, unless `--json` does at the end.
 
@@ -212,7 +212,7 @@ def bisect(args: Namespace) -> int:
     with _steps_of(args) as (found_run, config, folders):
         from rlstreams.debug.blame.bisect import bisect as bisected
 
-        name, progress = str(found_run.folder), Progress()
+        name, progress = str(found_run.folder), ProgressLine()
         report, _ = _checked_log(args, found_run, config, folders, ALL, progress)
         found = bisected(
             found_run.log, config, args.metric, band=band, checkpoints=folders, say=progress
@@ -260,7 +260,7 @@ def blame(args: Namespace) -> int:
     steps = range_of(args.steps)
     assert steps is not None, "it is required"
     with _steps_of(args) as (found_run, config, folders):
-        progress = Progress()
+        progress = ProgressLine()
         report, is_found = _checked_log(args, found_run, config, folders, steps, progress)
         if is_found and not (args.experiments or args.rewards):
             if args.json:

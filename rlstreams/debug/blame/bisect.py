@@ -24,7 +24,7 @@ from rlstreams.debug.blame.series import (
     series,
 )
 from rlstreams.debug.rerun.rebuilt import rebuilt
-from rlstreams.debug.rerun.rerun import State
+from rlstreams.debug.rerun.rerun import SavedState
 from rlstreams.schemas.events import PolicyStored
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
@@ -191,13 +191,13 @@ def _weights(
         return
     with rebuilt(log.bus, config, low + 1, high, checkpoints=checkpoints) as steps:
         steps.go_to(low)
-        states = {low: State(steps.training, low)}
+        states = {low: SavedState(steps.training, low)}
 
         def again(step: int) -> Weights:
             begin = max(known for known in states if known <= step)
             states[begin].back()
             steps.go_to(step)
-            now = State(steps.training, step)
+            now = SavedState(steps.training, step)
             for known in states.keys() - {begin}:
                 del states[known]
             states[step] = now

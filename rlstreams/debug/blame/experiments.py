@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from rlstreams.debug.blame.evaluated import Evaluator
 from rlstreams.debug.blame.sets import Batches, Name, name_of
 from rlstreams.debug.rerun.rebuilt import Rebuilt
-from rlstreams.debug.rerun.rerun import State
+from rlstreams.debug.rerun.rerun import SavedState
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.model.cut import recorded_cut
@@ -61,7 +61,7 @@ class Experiments:
     gauge: Gauge
     rewards: Mapping[Name, float] | None = None  # set instead of leaving samples out
     num_steps: int = 0  # steps done again so far
-    _states: dict[int, State] = field(default_factory=dict)
+    _states: dict[int, SavedState] = field(default_factory=dict)
     _known: dict[tuple[frozenset[Name], int], float] = field(default_factory=dict)
 
     @property
@@ -81,7 +81,7 @@ class Experiments:
         Raises:
             RerunError: one gave other weights than recorded.
         """
-        self._states[self.first - 1] = State(self.before.training, self.first - 1)
+        self._states[self.first - 1] = SavedState(self.before.training, self.first - 1)
         every = math.ceil((self.last - self.first) * self._states[self.first - 1].num_bytes
                           / STATES_BYTES) or 1  # fmt: skip
         trained: Trained | None = None
@@ -89,7 +89,7 @@ class Experiments:
             trained = self.before.go_to(step)
             self.num_steps += 1
             if step < self.last and (step - self.first + 1) % every == 0:
-                self._states[step] = State(self.before.training, step)
+                self._states[step] = SavedState(self.before.training, step)
         self._known[frozenset(), 0] = self.gauge.read(self.before, trained, 0)
 
     def value(self, left_out: Collection[Name], draws: int = 0) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlstreams.debug.evidence.findings import Check
+from rlstreams.debug.evidence.findings import FactCheck
 from rlstreams.debug.evidence.tokens import Distance, distances
 from rlstreams.debug.rerun.rebuilt import Rebuilt, UnequalError, rebuilt
 from rlstreams.schemas.events import NO_VERSION, ScoredTrajectory, Trajectory
@@ -37,8 +37,8 @@ def score_again(
     config: RunConfig,
     ledger: Ledger,
     steps: Sequence[int],
-    weights: Check,
-    scores: Check,
+    weights: FactCheck,
+    scores: FactCheck,
     *,
     checkpoints: Sequence[Path],
     say: Callable[[str], None],
@@ -133,7 +133,7 @@ class _Again:
         if version not in self._scorer.versions:
             self._scorer.pull(source.published, source)
 
-    def distances(self, step: int, scores: Check) -> list[Distance]:
+    def distances(self, step: int, scores: FactCheck) -> list[Distance]:
         """Return the distances of the step's samples; count those not comparable in `scores`."""
         samples = [p.scored.trajectory for p in self._before.read(step)[1]]
         held = set(self._scorer.versions)

@@ -19,8 +19,8 @@ from rlstreams.debug.evidence.findings import (
     SCORES,
     TOKENS,
     WEIGHTS,
-    Check,
     Evidence,
+    FactCheck,
     Name,
 )
 from rlstreams.debug.evidence.rewards import check_rewards
@@ -76,11 +76,11 @@ def evidence(
     _compare_records(log, ledger, found, say)
     hashes = ledger.claims[ledger.steps[numbers[-1]].epoch].hashes if numbers else {}
     rewards = check_rewards(log, config, found.trained, hashes, spelled, say)
-    tokens = Check(name=TOKENS)
+    tokens = FactCheck(name=TOKENS)
     _compare_tokens(tokens, found.distances, means, config, found.trained)
     checks = [found.records, rewards, tokens, found.advantages]
     if redo and numbers:
-        scores, weights = Check(name=SCORES), Check(name=WEIGHTS)
+        scores, weights = FactCheck(name=SCORES), FactCheck(name=WEIGHTS)
         apart = score_again(
             log.bus, config, ledger, numbers, weights, scores, checkpoints=checkpoints, say=say
         )
@@ -121,8 +121,8 @@ class _Gathered:
         self.trained: dict[Name, tuple[int, float]] = {}  # step and reward
         self.digests: dict[Name, bytes] = {}  # of the sample as it was trained
         self.distances: list[Distance] = []
-        self.records = Check(name=RECORDS)
-        self.advantages = Check(name=ADVANTAGES)
+        self.records = FactCheck(name=RECORDS)
+        self.advantages = FactCheck(name=ADVANTAGES)
 
     def add(self, ledger: Ledger, event: StepCompleted, payloads: Sequence[Payload]) -> None:
         """Add the samples of one step."""
@@ -190,7 +190,7 @@ def _difference(sampled: Trajectory, trained: Trajectory) -> str:
 
 
 def _compare_tokens(
-    check: Check,
+    check: FactCheck,
     apart: Sequence[Distance],
     means: Sequence[float],
     config: RunConfig,

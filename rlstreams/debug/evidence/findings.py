@@ -29,7 +29,7 @@ class Contradiction:
 
 
 @dataclass(slots=True, kw_only=True)
-class Check:
+class FactCheck:
     """Results for one kind of fact, over all samples that were checked."""
 
     name: str
@@ -53,7 +53,7 @@ class Evidence:
     first: int
     last: int
     num_samples: int
-    checks: tuple[Check, ...]
+    checks: tuple[FactCheck, ...]
 
     @property
     def found(self) -> list[Contradiction]:

@@ -57,7 +57,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DisagreementPlace:
     """A group, a worker, or the steps from one on: differing answers here and elsewhere."""
 
     kind: str
@@ -81,7 +81,7 @@ def _likelihood(num: int, of: int) -> float:
     return sum(k * math.log(k / of) for k in (num, of - num) if k)
 
 
-def _standing_out(places: Sequence[Place]) -> list[Place]:
+def _standing_out(places: Sequence[DisagreementPlace]) -> list[DisagreementPlace]:
     border = SURE + 2 * math.log(max(1, len(places)))
     found = [place for place in places if place.gain > border and place.num > 1]
     return sorted(found, key=lambda place: -place.gain)
@@ -112,12 +112,12 @@ class Opinion:
         return sorted(found, key=lambda one: -abs(one.advantage))
 
     @cached_property
-    def groups(self) -> Sequence[Place]:
+    def groups(self) -> Sequence[DisagreementPlace]:
         """Groups that stand out, the surest first."""
         return _standing_out(self._places("group", lambda one: one.name[0]))
 
     @cached_property
-    def makers(self) -> Sequence[Place]:
+    def makers(self) -> Sequence[DisagreementPlace]:
         """Workers, graders and ends that stand out."""
         return [
             place
@@ -126,12 +126,12 @@ class Opinion:
         ]
 
     @cached_property
-    def begins(self) -> Place | None:
+    def begins(self) -> DisagreementPlace | None:
         """The step from which on they differ more than before; None: no step is sure."""
         of, num = self._answers(lambda one: one.step)
         steps = sorted(of)
         places = [
-            Place(
+            DisagreementPlace(
                 kind="step", name=str(step),
                 num=sum(num[s] for s in steps[at:]), of=sum(of[s] for s in steps[at:]),
                 num_others=sum(num[s] for s in steps[:at]),
@@ -162,10 +162,10 @@ class Opinion:
 
         return counted(self.judged), counted(self.differing)
 
-    def _places(self, kind: str, name_of: Callable[[Judged], str]) -> list[Place]:
+    def _places(self, kind: str, name_of: Callable[[Judged], str]) -> list[DisagreementPlace]:
         of, num = self._answers(name_of)
         return [
-            Place(
+            DisagreementPlace(
                 kind=kind, name=name, num=num[name], of=of[name],
                 num_others=num.total() - num[name], of_others=of.total() - of[name],
             )

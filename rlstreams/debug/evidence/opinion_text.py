@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from rlstreams.debug.evidence.opinion import Judged, Opinion, Place
+from rlstreams.debug.evidence.opinion import DisagreementPlace, Judged, Opinion
 from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import visible
 from rlstreams.words.texts import short
@@ -46,7 +46,7 @@ def lines(found: Opinion, name: str) -> Iterator[str]:
         yield f"read it: rlstreams inspect {of_whom} {shlex.quote(name)} --full"
 
 
-def _shares(place: Place, others: str) -> str:
+def _shares(place: DisagreementPlace, others: str) -> str:
     here, there = f"{place.num:,} of {place.of:,}", f"{place.num_others:,} of {place.of_others:,}"
     return f"{here} answers, {others} {there}"
 

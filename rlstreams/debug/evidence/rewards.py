@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlstreams.debug.evidence.findings import REWARDS, Check, Name
+from rlstreams.debug.evidence.findings import REWARDS, FactCheck, Name
 from rlstreams.debug.rejudge.rejudge import Grader, NewOutcome, files_of, grader_of, rejudge
 from rlstreams.schemas.calls import REWARD
 from rlstreams.streams.log.errors import ConfigError
@@ -26,14 +26,14 @@ def check_rewards(
     recorded: Mapping[str, str],
     spelled: Spelling,
     say: Callable[[str], None],
-) -> Check:
+) -> FactCheck:
     """Judge the samples again; differing ones twice, which exposes a grader that draws lots.
 
     Args:
         recorded: hashes of the grader's files when the run was made, as its claim has them.
         spelled: makes text of answers.
     """
-    check = Check(name=REWARDS)
+    check = FactCheck(name=REWARDS)
     if why := _why_not(config.reward, spelled):
         check.unchecked[why] = len(trained)
         return check
@@ -61,7 +61,7 @@ def _changed_files(section: RewardSection, recorded: Mapping[str, str]) -> str:
 
 
 def _judge(
-    check: Check,
+    check: FactCheck,
     log: RunLog,
     config: RunConfig,
     trained: Trained,

@@ -11,9 +11,9 @@ from rlstreams.debug.evidence.findings import (
     REWARDS,
     SCORES,
     TOKENS,
-    Check,
     Contradiction,
     Evidence,
+    FactCheck,
     samples_of,
 )
 from rlstreams.streams.log.text import counted
@@ -96,7 +96,7 @@ def _plural(words: str) -> str:
     return words.replace(" its ", " their ").replace("another reward", "other rewards")
 
 
-def _row(check: Check) -> str:
+def _row(check: FactCheck) -> str:
     note = f"  {check.note}" if check.note else ""
     return (
         f"{check.name:<44} {check.num_agreed:>9,} {len(check.found):>10,} "
@@ -104,7 +104,7 @@ def _row(check: Check) -> str:
     )
 
 
-def _reasons(checks: Sequence[Check]) -> Iterator[str]:
+def _reasons(checks: Sequence[FactCheck]) -> Iterator[str]:
     for check in checks:
         for why, num in check.unchecked.most_common(REASONS):
             yield visible(f"not checked, {num:,} of `{check.name}`: {why}")

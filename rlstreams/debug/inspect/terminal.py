@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlstreams.streams.samples.life import Outcome
-from rlstreams.words.sample_detail import SampleDetail, Stage
+from rlstreams.words.sample_detail import LifeEvent, SampleDetail
 from rlstreams.words.screen import clock_text, number, visible
 from rlstreams.words.texts import as_lines, parts_line, short
 
@@ -211,7 +211,7 @@ def _lineage(detail: SampleDetail, *, is_wide: bool) -> RenderableType:
     drawn.add_column("how", ratio=1)
     if is_wide:
         drawn.add_column("where", no_wrap=True, style="bright_black")
-    before: Stage | None = None
+    before: LifeEvent | None = None
     for stage in detail.stages:
         after = "" if before is None else seconds_text((stage.at_ms - before.at_ms) / 1000)
         style = "" if stage.is_own else "bright_black"

@@ -42,7 +42,7 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.config.user_code import Option, code_hashes, located
 from rlstreams.workers.rollout.judged import sample_of_chain, sample_of_trajectory
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty, permuted
 
 AT_ONCE = 64  # samples that the grader has at a time
@@ -170,7 +170,7 @@ class _Case:
     """A sample to be judged."""
 
     name: Name
-    sample: Callable[[], tuple[Sample, str | None]]  # the sample, and the call of its answer
+    sample: Callable[[], tuple[AnswerToJudge, str | None]]  # the sample, and the call of its answer
     supersedes: str | None = None
 
 
@@ -282,7 +282,7 @@ def _plain(
 
 def _of_session(
     session: Session, asked: Mapping[Name, _Asked], decode: Decode
-) -> tuple[Sample, str | None]:
+) -> tuple[AnswerToJudge, str | None]:
     chain = main_chain(session, session.terminal)
     said = _said_to(asked, _name(session))
     sample = sample_of_chain(chain, said.text, said.answer, said.metadata, decode)
@@ -291,7 +291,7 @@ def _of_session(
 
 def _of_trajectory(
     event: Trajectory, asked: Mapping[Name, _Asked], decode: Decode
-) -> tuple[Sample, str | None]:
+) -> tuple[AnswerToJudge, str | None]:
     said = _said_to(asked, (event.group_id, event.sample))
     return sample_of_trajectory(event, said.text, said.answer, said.metadata, decode), None
 

@@ -119,7 +119,7 @@ def outgoing_of(raw: RawRecord, run: str) -> Outgoing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedRecords:
     """Counts of the records that were written."""
 
     num_records: int
@@ -146,7 +146,7 @@ def play(
     on_progress: Callable[[int], None] = lambda _: None,
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Played:
+) -> PlayedRecords:
     """Write all records into the bus's run, in transactions of the records that are due.
 
     Args:
@@ -182,7 +182,7 @@ def play(
             _commit(producer, due)
             num_bytes += size
             on_progress(by_topic.total())
-    return Played(
+    return PlayedRecords(
         num_records=by_topic.total(),
         num_bytes=num_bytes,
         seconds=now_s() - started_s,

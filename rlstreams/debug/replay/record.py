@@ -13,8 +13,8 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import BrokerError, DeadlineError, OffsetGoneError
-from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
-from rlstreams.streams.recording.recorder import DONE, ORDER, Progress, Recorder
+from rlstreams.streams.recording import RecordedTopic, Recording, RecordingManifest, RecordingWriter
+from rlstreams.streams.recording.recorder import DONE, ORDER, Recorder, RecordingProgress
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.host import version_of
@@ -40,7 +40,7 @@ class RecordingOptions:
 class RecordingResult:
     """Manifest and counts of a finished recording."""
 
-    manifest: Manifest
+    manifest: RecordingManifest
     num_records: int  # in the whole recording
     num_new: int  # records added by this process
     num_bytes: int  # of values, read by this process
@@ -54,7 +54,7 @@ def record(
     options: RecordingOptions,
     *,
     stopped: Callable[[], bool] = lambda: False,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[RecordingProgress], None] = lambda _: None,
 ) -> RecordingResult:
     """Record to the end of the topics, or until the run is done; seal.
 
@@ -63,9 +63,9 @@ def record(
         DeadlineError, OffsetGoneError: the log does not deliver what is asked for.
     """
     started_s = time.monotonic()
-    last = Progress(num_records=0, num_bytes=0, behind=0)
+    last = RecordingProgress(num_records=0, num_bytes=0, behind=0)
 
-    def progress(now: Progress) -> None:
+    def progress(now: RecordingProgress) -> None:
         nonlocal last
         last = now
         on_progress(now)
@@ -152,10 +152,10 @@ def _copy(source: Path, target: Path) -> None:
     temporary.rename(target)
 
 
-def _manifest(bus: Bus, config: RunConfig) -> Manifest:
+def _manifest(bus: Bus, config: RunConfig) -> RecordingManifest:
     names = [topic.name for topic in existing(bus, ORDER)]
     ids = bus.topic_ids(names)
-    return Manifest(
+    return RecordingManifest(
         run=config.run.id,
         started_at_ms=now_ms(),
         cluster_id=bus.cluster_id(),
@@ -172,7 +172,7 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), "machine": platform.machine(), **found}
 
 
-def _with_claim(writer: RecordingWriter) -> Manifest:
+def _with_claim(writer: RecordingWriter) -> RecordingManifest:
     """Return the manifest, with data, tokenizer, model and libraries of the newest claim."""
     with Recording(writer.folder) as recording:
         claims = [record.event for record in recording.events(TrainerStarted)]

@@ -62,7 +62,7 @@ def profile(
     """
     with rebuilt(bus, config, step, step, checkpoints=checkpoints) as before:
         before.go_to(step - 1)
-        state = State(before.training, step - 1)
+        state = SavedState(before.training, step - 1)
         before.again(step)
         state.back()
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -254,7 +254,7 @@ def rerun(
         recorded = from_json(before.ledger.claims[before.ledger.steps[step].epoch].config)
         changed = None if change is None else change(recorded)
         before.go_to(step - 1)
-        state = State(training, step - 1)
+        state = SavedState(training, step - 1)
         found = before.again(step)
         event, again, payloads = found.recorded, found.again, found.payloads
         made = _weights(training)
@@ -288,7 +288,7 @@ def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:
         raise RerunError(f"--set {name}: {err}") from err
 
 
-class State:
+class SavedState:
     """A copy of model and optimizer, to return to."""
 
     def __init__(self, training: Training, step: int) -> None:

@@ -30,7 +30,7 @@ from rlstreams.streams.log.topics import (
     WORKER_EVENTS,
 )
 from rlstreams.streams.views.folds import Folds
-from rlstreams.streams.views.stalls import ROLES, Evidence, diagnose, told
+from rlstreams.streams.views.stalls import ROLES, StallFacts, diagnose, told
 from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
@@ -41,7 +41,7 @@ SMALL = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class RunHealth:
     """Health of a run at one look."""
 
     problems: tuple[str, ...]
@@ -128,11 +128,11 @@ class HealthWatch:
         # Only a step begins anew: a trainer that crashes again and again claims the run each time.
         self._clock.tick(now_s, state.ledger.last_step, counts=counts)
 
-    def look(self) -> Health:
+    def look(self) -> RunHealth:
         """Judge the run as of now."""
         state = self._folds
         phase = "over" if state.ledger.at_target else state.control
-        return Health(
+        return RunHealth(
             problems=tuple(self._problems(state)),
             state="reading" if self._live_s is None else phase,
             step=state.ledger.last_step,
@@ -183,7 +183,7 @@ class HealthWatch:
         since = f"no step for {waited_s:.0f} s (the last was {state.ledger.last_step})"
         if not names_role:
             return [since]
-        evidence = Evidence(
+        evidence = StallFacts(
             now_ms=self._clock_ms(), waited_s=waited_s, has_samples=False, since_ms=self._live_ms
         )
         if found := diagnose(state, evidence, self._limits):

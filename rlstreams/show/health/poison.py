@@ -12,7 +12,7 @@ from collections import Counter, deque
 from functools import partial
 
 from rlstreams.schemas.events import DeadLetter, Event
-from rlstreams.streams.samples.life import Ending, Outcome
+from rlstreams.streams.samples.life import EndedCount, Outcome
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.folds import Folds
 from rlstreams.workers.config.run import RunConfig
@@ -51,7 +51,7 @@ class PoisonWatch:
         if isinstance(event, DeadLetter) and self.is_live:
             self._announce(event)
 
-    def _add(self, end: Ending) -> None:
+    def _add(self, end: EndedCount) -> None:
         """Note samples that ended; a drop for a reason that is its own is no poison."""
         if not self.is_live:
             return

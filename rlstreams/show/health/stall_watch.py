@@ -19,7 +19,7 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES
 from rlstreams.streams.views.folds import Folds
-from rlstreams.streams.views.stalls import Blocked, Evidence, Held, diagnose, told
+from rlstreams.streams.views.stalls import Blocked, BlockingTransaction, StallFacts, diagnose, told
 from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
@@ -28,10 +28,10 @@ from rlstreams.workers.loop.control import RUNNING
 from rlstreams.workers.loop.stall import limits_of
 
 _GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
-NO_FACTS = Evidence(now_ms=0, waited_s=0.0)
+NO_FACTS = StallFacts(now_ms=0, waited_s=0.0)
 
 
-def ask_facts(bus: Bus, config: RunConfig) -> Evidence:
+def ask_facts(bus: Bus, config: RunConfig) -> StallFacts:
     """Ask the broker for open transactions; for positions only where no old one holds them up.
 
     Raises:
@@ -49,7 +49,7 @@ def positions(bus: Bus) -> Mapping[str, Mapping[Partition, Committed]]:
     return {group: bus.committed(group, topic) for group, topic in _GROUPS.items()}
 
 
-def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
+def held_by(bootstrap: str, config: RunConfig) -> tuple[BlockingTransaction, ...]:
     """Open transactions in the run's topics, one for each transactional id.
 
     Raises BrokerError: the broker cannot be reached, or refused.
@@ -64,7 +64,7 @@ def held_by(bootstrap: str, config: RunConfig) -> tuple[Held, ...]:
         named = found.partition.removeprefix(f"{run}.")
         partitions.setdefault(found.transactional_id, []).append(named)
     return tuple(
-        Held(
+        BlockingTransaction(
             worker=worker_of(full_id, run),
             transactional_id=full_id,
             partitions=tuple(partitions[full_id]),
@@ -113,7 +113,7 @@ class StallClock:
 class _Question:
     """One question to the broker, in a daemon thread: the loop of `up` does not wait for it."""
 
-    def __init__(self, ask: Callable[[], Evidence]) -> None:
+    def __init__(self, ask: Callable[[], StallFacts]) -> None:
         self._ask = ask
         self._until_s = time.monotonic() + ASK_S
         self.answer = NO_FACTS  # also where the broker refuses, or does not answer
@@ -143,7 +143,7 @@ class StallWatch:
         self,
         config: RunConfig,
         folds: Folds,
-        ask: Callable[[], Evidence],
+        ask: Callable[[], StallFacts],
         monotonic_s: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
@@ -214,7 +214,7 @@ class StallWatch:
         now_s = time.monotonic()
         return {worker: now_s - started_s for worker, started_s in self._starting.items()}
 
-    def _evidence(self, waited_s: float, facts: Evidence) -> Evidence:
+    def _evidence(self, waited_s: float, facts: StallFacts) -> StallFacts:
         return replace(
             facts,
             now_ms=now_ms(),

@@ -24,7 +24,7 @@ Values = Mapping[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """One metric, with a value for each combination of labels."""
 
     name: str
@@ -79,7 +79,7 @@ def served(run: str, state: Callable[[], ViewState], port: int) -> Iterator[int]
         thread.join()
 
 
-def families(state: ViewState) -> Iterator[Family]:
+def families(state: ViewState) -> Iterator[MetricFamily]:
     """Every metric of a snapshot. Pure."""
     yield from _steps(state)
     yield from _samples(state)
@@ -94,21 +94,21 @@ def families(state: ViewState) -> Iterator[Family]:
     yield _total("pull_paused_seconds", "Time without sampling for pulls, summed", pulls.paused_s)
 
 
-def _one(name: str, about: str, value: float) -> Family:
-    return Family(name, about, {(): value})
+def _one(name: str, about: str, value: float) -> MetricFamily:
+    return MetricFamily(name, about, {(): value})
 
 
-def _total(name: str, about: str, value: float) -> Family:
-    return Family(name, about, {(): value}, is_total=True)
+def _total(name: str, about: str, value: float) -> MetricFamily:
+    return MetricFamily(name, about, {(): value}, is_total=True)
 
 
 def _by(
     label: str, name: str, about: str, values: Mapping[str, float], *, is_total: bool = False
-) -> Family:
-    return Family(name, about, {(key,): v for key, v in values.items()}, (label,), is_total)
+) -> MetricFamily:
+    return MetricFamily(name, about, {(key,): v for key, v in values.items()}, (label,), is_total)
 
 
-def _steps(state: ViewState) -> Iterator[Family]:
+def _steps(state: ViewState) -> Iterator[MetricFamily]:
     run = state.run
     yield _one("step", "Newest step", run.step)
     yield _one("step_target", "Last step of the run", run.step_target)
@@ -130,7 +130,7 @@ def _steps(state: ViewState) -> Iterator[Family]:
     yield _one("step_finished_timestamp_seconds", "When the newest step was done", finished_s)
 
 
-def _samples(state: ViewState) -> Iterator[Family]:
+def _samples(state: ViewState) -> Iterator[MetricFamily]:
     flow, last = state.flow, state.evaluation.last
     yield _total("issued_samples", "Samples issued", flow.issued)
     about = "Lag: samples in a topic that its reader has not finished"
@@ -144,14 +144,14 @@ def _samples(state: ViewState) -> Iterator[Family]:
         yield _one("evaluation_version", "Version last evaluated", last.policy_version)
 
 
-def _ages(state: ViewState) -> Iterator[Family]:
+def _ages(state: ViewState) -> Iterator[MetricFamily]:
     since = {topic: at_ms / 1000 for topic, at_ms in state.oldest.items()}
     about = "Since when the training sample that waits longest in a topic does"
     yield _by("topic", "oldest_waiting_timestamp_seconds", about, since)
     claims = state.run.claims
     goals: Values = dict(objectives(claims[-1].config)) if claims else {}
     about = "How long a sample may wait in a topic by the deadlines of the role that reads it"
-    yield Family("objective_seconds", about, goals, ("topic", "role"))
+    yield MetricFamily("objective_seconds", about, goals, ("topic", "role"))
 
 
 @lru_cache(maxsize=1)
@@ -175,7 +175,7 @@ def objectives(config: str) -> Values:
     return {key: seconds for key, seconds in found.items() if seconds}  # stall_s = 0: never
 
 
-def _cost(state: ViewState) -> Iterator[Family]:
+def _cost(state: ViewState) -> Iterator[MetricFamily]:
     found = state.cost
     if found.training_share is not None:
         about = "Seconds of steps that count, over the time since the first one began"
@@ -191,16 +191,16 @@ def _cost(state: ViewState) -> Iterator[Family]:
         for stat, value in (("median", back.median_s), ("max", back.worst_s))
     }
     about = "From the last report of a process that died to the next work of its worker"
-    yield Family("back_at_work_seconds", about, seconds, ("role", "stat"))
+    yield MetricFamily("back_at_work_seconds", about, seconds, ("role", "stat"))
 
 
-def _workers(state: ViewState) -> Iterator[Family]:
+def _workers(state: ViewState) -> Iterator[MetricFamily]:
     workers = state.throughput.workers
 
     def each(
         name: str, about: str, values: Mapping[Any, float], *more: str, is_total: bool = False
-    ) -> Family:
-        return Family(f"worker_{name}", about, values, ("worker", "role", *more), is_total)
+    ) -> MetricFamily:
+        return MetricFamily(f"worker_{name}", about, values, ("worker", "role", *more), is_total)
 
     states = {(w.worker, w.role, w.state): 1.0 for w in workers}
     yield each("state", "1 for the state of the newest report", states, "state")
@@ -219,23 +219,27 @@ def _workers(state: ViewState) -> Iterator[Family]:
     yield each("state_seconds", "Time by state", seconds, "state", is_total=True)
 
 
-def _servers(state: ViewState) -> Iterator[Family]:
+def _servers(state: ViewState) -> Iterator[MetricFamily]:
     loads = {(w.worker, one.server): one for w in state.throughput.workers for one in w.loads}
     labels = ("worker", "server")
     in_flight: Values = {key: one.in_flight for key, one in loads.items()}
-    yield Family("server_in_flight", "The worker's requests at a server", in_flight, labels)
+    yield MetricFamily("server_in_flight", "The worker's requests at a server", in_flight, labels)
     limits: Values = {key: one.limit for key, one in loads.items()}
-    yield Family("server_limit", "Limit of the requests in flight", limits, labels)
+    yield MetricFamily("server_limit", "Limit of the requests in flight", limits, labels)
     why: Values = {(*key, one.why): 1.0 for key, one in loads.items()}
-    yield Family("server_limit_reason", "1 for why the limit changed last", why, (*labels, "why"))
+    yield MetricFamily(
+        "server_limit_reason", "1 for why the limit changed last", why, (*labels, "why")
+    )
     lost: Values = {key: one.num_preemptions for key, one in loads.items()}
     about = "Requests whose cache the server threw away, to compute it again"
-    yield Family("server_preemptions", about, lost, labels, is_total=True)
+    yield MetricFamily("server_preemptions", about, lost, labels, is_total=True)
 
 
-def _agents(state: ViewState) -> Iterator[Family]:
+def _agents(state: ViewState) -> Iterator[MetricFamily]:
     ended: Values = {(a.agent, kind): num for a in state.agents for kind, num in a.ended.items()}
-    yield Family("agent_sessions", "Sessions that closed", ended, ("agent", "kind"), is_total=True)
+    yield MetricFamily(
+        "agent_sessions", "Sessions that closed", ended, ("agent", "kind"), is_total=True
+    )
     calls = {a.agent: a.num_calls for a in state.agents}
     yield _by("agent", "agent_calls", "Calls that were sampled", calls, is_total=True)
     figures: Values = {
@@ -245,4 +249,4 @@ def _agents(state: ViewState) -> Iterator[Family]:
         if value is not None
     }
     about = "Calls per session, call latency in seconds, percent from the log and not learnt from"
-    yield Family("agent_figure", about, figures, ("agent", "figure"))
+    yield MetricFamily("agent_figure", about, figures, ("agent", "figure"))

@@ -30,7 +30,7 @@ from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, STEPS, TR
 from rlstreams.streams.samples.fold import Samples
 from rlstreams.streams.segments import sampled_segments
 from rlstreams.streams.views.agents import AgentsOfBatches
-from rlstreams.streams.views.evaluation import Answer, EvaluationPoint, answer_of, evaluation
+from rlstreams.streams.views.evaluation import EvaluationPoint, HeldOutAnswer, answer_of, evaluation
 from rlstreams.streams.views.feed import Feed
 from rlstreams.streams.views.run import StepPoint, step_point
 from rlstreams.words.spelling import NUMBERS, Spelling
@@ -51,7 +51,7 @@ class SamplePicks:
         self._spelling = spelling
         self._place = place
         self._has_held_out = has_held_out
-        self._kept: dict[tuple[str, int], dict[str, tuple[str, Answer, int]]] = {}
+        self._kept: dict[tuple[str, int], dict[str, tuple[str, HeldOutAnswer, int]]] = {}
         self._shown: set[tuple[str, int]] = set()
 
     def apply(self, event: Event) -> None:
@@ -119,7 +119,7 @@ LAST_S = 10.0  # the same once it is stopped: its caller waits
 class Sink(Protocol):
     """A file or a tracker that takes rows."""
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """Take rows; those of a step come once."""
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ _FIRST = ("kind", "step", "at")  # columns of a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MetricsRow:
     """Figures of one step, or of one evaluation."""
 
     kind: str  # STEP, EVALUATION
@@ -238,7 +238,7 @@ class MetricRows:
         self._samples = Samples()
         self._ledger = self._samples.ledger
         self._ledger.listen(on_step=self._step, on_drop=self._drop)
-        self._new: list[tuple[Row, StepCompleted]] = []
+        self._new: list[tuple[MetricsRow, StepCompleted]] = []
         self._given: set[int] = set()  # versions whose evaluation was given
 
     def apply(self, event: Event, position: Position | None = None) -> None:
@@ -255,7 +255,7 @@ class MetricRows:
     def _drop(self, event: GroupsDropped, _: Position) -> None:
         self._agents.take(group.group_id for group in event.groups)
 
-    def take(self, *, is_caught_up: bool, is_last: bool = False) -> list[Row]:
+    def take(self, *, is_caught_up: bool, is_last: bool = False) -> list[MetricsRow]:
         """Rows that are new, by time.
 
         Args:
@@ -263,7 +263,7 @@ class MetricRows:
                 an evaluation has, and which sessions became the samples of a step.
             is_last: evaluations that lack answers, and that a later one followed, are rows too.
         """
-        rows: list[Row] = []
+        rows: list[MetricsRow] = []
         if is_caught_up or not self.has_agents:
             rows = [self._with_agents(row, *_batch(event)) for row, event in self._new]
             self._new = []
@@ -279,8 +279,8 @@ class MetricRows:
         return sorted(rows, key=lambda row: row.at_ms)
 
     def _with_agents(
-        self, row: Row, groups: Iterable[str], samples: Container[str] | None = None
-    ) -> Row:
+        self, row: MetricsRow, groups: Iterable[str], samples: Container[str] | None = None
+    ) -> MetricsRow:
         """Add `agent/NAME/FIGURE` of the sessions that became the row's samples."""
         values = {
             f"agent/{one.agent or 'unknown'}/{name}": value
@@ -309,13 +309,13 @@ def _batch(event: StepCompleted) -> tuple[set[str], set[str]]:
     return {ref.group_id for ref in event.samples}, names
 
 
-def _drawn_under(row: Row) -> tuple[str, int]:
+def _drawn_under(row: MetricsRow) -> tuple[str, int]:
     """Purpose and version of the samples that a row shows; of a step: the version before."""
     version = int(row.values["policy_version"])
     return (EVALUATE, version) if row.kind == EVALUATION else (TRAIN, version - 1)
 
 
-def step_row(point: StepPoint) -> Row:
+def step_row(point: StepPoint) -> MetricsRow:
     """Make the row of a step."""
     num_tokens = sum(point.staleness.values())
     distance = sum(d * tokens for d, tokens in point.staleness.items())
@@ -332,10 +332,10 @@ def step_row(point: StepPoint) -> Row:
         "staleness_mean": distance / num_tokens if num_tokens else 0.0,
         "tokens": point.num_tokens,
     }
-    return Row(kind=STEP, step=point.step, at_ms=point.finished_at_ms, values=values)
+    return MetricsRow(kind=STEP, step=point.step, at_ms=point.finished_at_ms, values=values)
 
 
-def evaluation_row(point: EvaluationPoint, step: int) -> Row:
+def evaluation_row(point: EvaluationPoint, step: int) -> MetricsRow:
     """Make the row of an evaluation; `step` made its version."""
     values: dict[str, float] = {
         "evaluation/best_reward": point.best,
@@ -345,7 +345,7 @@ def evaluation_row(point: EvaluationPoint, step: int) -> Row:
         "evaluation/tokens": point.num_tokens,
         "policy_version": point.policy_version,
     }
-    return Row(kind=EVALUATION, step=step, at_ms=point.finished_at_ms, values=values)
+    return MetricsRow(kind=EVALUATION, step=step, at_ms=point.finished_at_ms, values=values)
 
 
 class JsonLines:
@@ -354,7 +354,7 @@ class JsonLines:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """Write and flush."""
         for row in rows:
             self._file.write(json.dumps(_flat(row)) + "\n")
@@ -369,9 +369,9 @@ class CsvTable:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._rows: list[Row] = []
+        self._rows: list[MetricsRow] = []
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """Keep the rows."""
         self._rows += rows
 
@@ -384,6 +384,6 @@ class CsvTable:
         self._file.flush()
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def _flat(row: MetricsRow) -> dict[str, Any]:
     at = datetime.fromtimestamp(row.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return {"kind": row.kind, "step": row.step, "at": at, **row.values}

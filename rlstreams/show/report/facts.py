@@ -11,7 +11,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.metrics.figures import of_run
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.html import clock_time, short
-from rlstreams.streams.views.evaluation import Answer
+from rlstreams.streams.views.evaluation import HeldOutAnswer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
@@ -227,7 +227,7 @@ def _level(value: float, color: str) -> str:
     return f"q{level}" if level else ""
 
 
-def shown_answer(answer: Answer, pieces: Iterator[tuple[int, str]]) -> dict[str, Any]:
+def shown_answer(answer: HeldOutAnswer, pieces: Iterator[tuple[int, str]]) -> dict[str, Any]:
     """A held-out answer, its pieces by version."""
     runs = [_run(text, version) for version, text in pieces]
     return {

@@ -1,7 +1,8 @@
 """The four trackers, each by its own library: reads the rows it has of a run, and writes others.
 
-`has` names the rows that are there (`Row.key`), read from the tracker when it is opened. A row goes
-in as one piece; MLflow's file store takes it value by value, so what it has is compared by value.
+`has` names the rows that are there (`MetricsRow.key`), read from the tracker when it is opened. A
+row goes in as one piece; MLflow's file store takes it value by value, so what it has is compared by
+value.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.show.metrics.rows import COLUMNS, Row, Sink, row_key
+from rlstreams.show.metrics.rows import COLUMNS, MetricsRow, Sink, row_key
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 
 MARK = "rlstreams run"  # says in a tracker which run it is
@@ -39,7 +40,7 @@ class About:
     look: str  # the command that shows its samples, steps and lineage
 
 
-def lacking(has: set[str], rows: Sequence[Row]) -> Iterator[Row]:
+def lacking(has: set[str], rows: Sequence[MetricsRow]) -> Iterator[MetricsRow]:
     """Yield the rows that `has` lacks, and add them to it."""
     for row in rows:
         if row.key not in has:
@@ -99,7 +100,7 @@ class TensorBoardSink:
             for data in loader.RawEventFileLoader(str(path)).Load():
                 yield self._events.Event.FromString(data)
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """See `Sink`; scalars at the row's step and time, samples as a text."""
         one = self._summaries.Summary.Value
         for row in lacking(self.has, rows):
@@ -159,7 +160,7 @@ class MlflowSink:
         self.has = {row_key(step, tags) for (_, step), tags in values.items()} - {""}
         self._client.log_dict(self._run, dict(about.config), "configuration.json")
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """See `Sink`; samples are files of their own, written before the row that has them."""
         new = []
         for row in lacking(self.has, rows):
@@ -203,7 +204,7 @@ class TrackioSink:
             auto_log_gpu=False,
         )
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """See `Sink`."""
         for row in lacking(self.has, rows):
             table = {"samples": self._trackio.Table(**_table(row))} if row.samples else {}
@@ -263,7 +264,7 @@ class WandbSink:
             raise StreamsError(f"W&B has {self._run.step} rows and shows {len(rows)} so far")
         return rows
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """See `Sink`."""
         for row in lacking(self.has, rows):
             values: dict[str, Any] = {
@@ -319,7 +320,7 @@ SINKS: Mapping[str, Callable[[Mapping[str, str], About], Sink]] = {
 """Sinks by their names in `[track]`."""
 
 
-def _table(row: Row) -> dict[str, Any]:
+def _table(row: MetricsRow) -> dict[str, Any]:
     data = [[sample[name] for name in COLUMNS] for sample in row.samples]
     return {"columns": list(COLUMNS), "data": data}
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rlstreams.show.metrics.rows import Row, Sink
+from rlstreams.show.metrics.rows import MetricsRow, Sink
 from rlstreams.streams.process.cause import died
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.process.keeper import Ended, Keeper, Limits
@@ -42,7 +42,7 @@ class Timely:
         with deadline():
             self._sink = made()
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         """As `Sink`."""
         for start in range(0, len(rows), _BATCH):
             with deadline():

@@ -54,7 +54,7 @@ HEADERS = {
 Page = Callable[[RunReader, Mapping[str, str], Sequence[str]], str]
 
 
-class Guard:
+class HostGuard:
     """Middleware: refuses host names that are not this machine's (DNS rebinding), adds headers.
 
     A numeric address is no name, so it cannot be rebound.
@@ -127,7 +127,7 @@ def application(
             (NotThereError, StreamsError, ValueError, HTTPException), give.failed
         ),
     )
-    return Guard(app, host)
+    return HostGuard(app, host)
 
 
 class _Answers:

@@ -24,7 +24,7 @@ from rlstreams.streams.audit.report import (
     Begin,
     BreachKind,
 )
-from rlstreams.streams.audit.samples import NOWHERE, Group, Sample
+from rlstreams.streams.audit.samples import NOWHERE, AuditGroup, AuditSample
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import Committed, Partition, position_at
 from rlstreams.streams.log.text import by_number
@@ -76,7 +76,7 @@ class Classes:
         void = self._ledger.void + self._fold.versions.check(self._breaches)
         return self._report([str(position) for position in void])
 
-    def _class_of(self, sample: Sample) -> tuple[str, str]:
+    def _class_of(self, sample: AuditSample) -> tuple[str, str]:
         """Return the class of an issued sample, and the reason or role that goes with it."""
         group = sample.group
         if sample.used is not None:
@@ -94,7 +94,7 @@ class Classes:
             return "in flight", role
         return self._unexplained(sample)
 
-    def _left_out(self, sample: Sample) -> tuple[str, str]:
+    def _left_out(self, sample: AuditSample) -> tuple[str, str]:
         """Return the class of a sample of a closed group that no batch holds."""
         group = sample.group
         if group.dropped is not None and not group.step:
@@ -104,7 +104,7 @@ class Classes:
         detail = f"its group was trained in step {group.step} without it, no reason given"
         return self._lost(sample, detail)
 
-    def _next_role(self, sample: Sample) -> str:
+    def _next_role(self, sample: AuditSample) -> str:
         """Return the role that provably has yet to work on a sample of an open group; "": none."""
         if self._reached is None:
             is_past = sample.scored != NOWHERE and not self._waits(sample.scored)
@@ -118,7 +118,7 @@ class Classes:
         is_training = sample.group.number is not None
         return "trainer" if is_training and self._waits(sample.scored) else ""
 
-    def _unexplained(self, sample: Sample) -> tuple[str, str]:
+    def _unexplained(self, sample: AuditSample) -> tuple[str, str]:
         number = sample.group.number
         if number is not None and self._ledger.may_be_closed(number):
             return "unread", ""
@@ -138,11 +138,11 @@ class Classes:
         at = position_at(SCORED.name, place)
         return at.offset >= self._ledger.positions.get(at.partition, 0)
 
-    def _lost(self, sample: Sample, where: str) -> tuple[str, str]:
+    def _lost(self, sample: AuditSample, where: str) -> tuple[str, str]:
         self._breaches.add(BreachKind.LOST, sample.name, where)
         return "lost", ""
 
-    def _check_group(self, group: Group) -> None:
+    def _check_group(self, group: AuditGroup) -> None:
         """Check that a group was issued whole, and that it has no record of a sample not issued."""
         add, samples = self._breaches.add, group.samples
         issued = {number for number, sample in samples.items() if sample.prompt != NOWHERE}
@@ -163,7 +163,7 @@ class Classes:
         if not (group.is_open or group.size or recorded):
             add(BreachKind.NEVER_ISSUED, group.id, "closed, but no prompt")
 
-    def _is_recorded(self, sample: Sample) -> bool:
+    def _is_recorded(self, sample: AuditSample) -> bool:
         """Whether a dead letter or a readable record names the sample."""
         found = {field for field in ("trajectory", "scored") if getattr(sample, field) != NOWHERE}
         named = {field for field in found if (field, sample) in self._fold.by_headers}
@@ -178,7 +178,7 @@ class Classes:
         kind, detail = BreachKind.MISSING_GROUP, f"groups reach {up_to}"
         self._ledger.add_gaps(self._breaches, kind, issued, up_to + 1, detail)
 
-    def _check_place(self, sample: Sample, place: int) -> None:
+    def _check_place(self, sample: AuditSample, place: int) -> None:
         """Add the breach of a trained sample whose bytes were not seen at its step's position."""
         where, step = position_at(SCORED.name, place), sample.group.step
         if where.offset < self._fold.begins(SCORED.name, where.partition):
@@ -192,7 +192,7 @@ class Classes:
                 detail = f"{where} holds {holder}"
         self._breaches.add(BreachKind.UNKNOWN_POSITION, sample.name, f"step {step}: {detail}")
 
-    def _check_unproven(self, sample: Sample, step: int) -> None:
+    def _check_unproven(self, sample: AuditSample, step: int) -> None:
         """Check the ledger's own staleness against the bound, where retention removed the bytes."""
         base, bound = self._ledger.steps[step]
         if bound is None or sample.oldest == NO_VERSION:
@@ -262,7 +262,7 @@ def _covers(committed: Mapping[Partition, Committed], topic: str, place: int) ->
     return covered(committed.get(Partition(topic, at.partition)), at.offset)
 
 
-def _ends_trained(sample: Sample) -> bool:
+def _ends_trained(sample: AuditSample) -> bool:
     """Whether a dead letter for a trained sample is about the record that was trained.
 
     The trainer trains a sample that has one sound record, and sets aside a copy that is not sound;

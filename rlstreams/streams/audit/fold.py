@@ -25,14 +25,14 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.schemas.projection import Projection
 from rlstreams.schemas.rollouts import EVALUATE
-from rlstreams.streams.audit.ledger import Ledger, UnreadStep
-from rlstreams.streams.audit.report import Breaches, BreachKind, Named
+from rlstreams.streams.audit.ledger import AuditLedger, UnreadStep
+from rlstreams.streams.audit.report import Breaches, BreachKind, CountedNames
 from rlstreams.streams.audit.samples import (
     MAX_SAMPLES,
     NOWHERE,
+    AuditSample,
+    AuditSamples,
     Origin,
-    Sample,
-    Samples,
 )
 from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.audit.staleness import Staleness
@@ -83,20 +83,20 @@ class AuditFold:
         self.expired = expired or {}
         self._schemas = schemas
         self.breaches = Breaches()
-        self.samples = Samples()
-        self.ledger = Ledger(self.samples, self.breaches)
+        self.samples = AuditSamples()
+        self.ledger = AuditLedger(self.samples, self.breaches)
         self.staleness = Staleness(self.ledger, self.breaches)
         self.versions = Versions()
         self.newest_group = -1
         self.dense_up_to: int | None = None
-        self.duplicates = Named()
-        self.unreadable = Named()
+        self.duplicates = CountedNames()
+        self.unreadable = CountedNames()
         self.sessions = SessionsAudit(self.breaches, self.duplicates, self.expired)
         self._nameless: set[Origin] = set()  # origins of dead letters that name no sample
-        self.by_headers: set[tuple[str, Sample]] = set()  # stages known by headers alone
+        self.by_headers: set[tuple[str, AuditSample]] = set()  # stages known by headers alone
         # By place, scores that are not of their sample's first trajectory: the sample, the place
         # that they name, their facts. By place, facts of other trajectories; None: unreadable.
-        self._unlike: dict[int, tuple[Sample, int, int]] = {}
+        self._unlike: dict[int, tuple[AuditSample, int, int]] = {}
         self._others: dict[int, int | None] = {}
         # By topic whose events name positions: whether a replay wrote any record.
         self._has_replayed: defaultdict[str, bool] = defaultdict(bool)
@@ -265,14 +265,14 @@ class AuditFold:
         ]
         self.staleness.scored(sample, place, segments)
 
-    def _sample(self, raw: RawRecord, group_id: str, number: int) -> Sample | None:
+    def _sample(self, raw: RawRecord, group_id: str, number: int) -> AuditSample | None:
         sample = self.samples.sample(group_id, number)
         if sample is None:
             name = f"{group_id}/{number}"
             self.breaches.add(BreachKind.BAD_ID, name, f"record at {raw.position}")
         return sample
 
-    def _is_first(self, sample: Sample, raw: RawRecord, place: int) -> bool:
+    def _is_first(self, sample: AuditSample, raw: RawRecord, place: int) -> bool:
         """Note the place of the sample's first record of a topic; a later one is a duplicate."""
         field = FIELDS[raw.position.topic]
         is_first = bool(getattr(sample, field) == NOWHERE) or (field, sample) in self.by_headers

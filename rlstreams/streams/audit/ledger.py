@@ -25,7 +25,7 @@ from rlstreams.schemas.events import (
     TrainerStarted,
 )
 from rlstreams.streams.audit.report import Breaches, BreachKind
-from rlstreams.streams.audit.samples import Group, Sample, Samples
+from rlstreams.streams.audit.samples import AuditGroup, AuditSample, AuditSamples
 from rlstreams.streams.log.fencing import EpochGate
 from rlstreams.streams.log.record import Position, place_of
 from rlstreams.streams.log.topics import SCORED
@@ -38,17 +38,17 @@ class UnreadStep:
     detail: str  # its schema's fingerprint, and the error
 
 
-class Trained(NamedTuple):
+class TrainedUnder(NamedTuple):
     """Version and staleness bound that the samples of one step were trained under."""
 
     base_version: int  # staleness counts from it
     bound: int | None  # max_staleness in force
 
 
-class Ledger:
+class AuditLedger:
     """Folds `steps` into `samples`."""
 
-    def __init__(self, samples: Samples, breaches: Breaches) -> None:
+    def __init__(self, samples: AuditSamples, breaches: Breaches) -> None:
         self._samples = samples
         self._breaches = breaches
         self._gate = EpochGate()
@@ -61,11 +61,11 @@ class Ledger:
         self.trainer_state = ""  # of the newest heartbeat
         self.last_step = 0
         self.policy_version = -1
-        self.steps: dict[int, Trained] = {}
+        self.steps: dict[int, TrainedUnder] = {}
         self.masked: dict[tuple[str, int], set[int]] = {}  # segments by group and sample
         self.absent: dict[tuple[str, int], str] = {}  # likewise: the reason for its absence
         self.positions: Mapping[int, int] = {}  # of scored-trajectories, by partition
-        self.fresh: list[Sample] = []  # trained since this was last emptied
+        self.fresh: list[AuditSample] = []  # trained since this was last emptied
         self.redone: list[StepsRedone] = []
         self.num_drifted = 0
         self.num_trained_twice = 0
@@ -200,7 +200,7 @@ class Ledger:
         self._hashes = {event.weight_hash}
         self._record(event.closed)
         self.positions = {p.partition: p.offset for p in event.positions if p.topic == SCORED.name}
-        self.steps[event.step] = Trained(event.policy_version - 1, self.bound)
+        self.steps[event.step] = TrainedUnder(event.policy_version - 1, self.bound)
         self._take_samples(event)
 
     def _number(self, name: str, version: int) -> None:
@@ -211,7 +211,7 @@ class Ledger:
         self.policy_version = version
 
     def _take_samples(self, event: StepCompleted) -> None:
-        groups: dict[str, Group | None] = {}
+        groups: dict[str, AuditGroup | None] = {}
         for ref in event.samples:
             if ref.group_id not in groups:
                 groups[ref.group_id] = self._close(ref.group_id, event.step)
@@ -227,7 +227,7 @@ class Ledger:
                 key = masked.group_id, masked.sample
                 self.masked.setdefault(key, set()).add(masked.segment)
 
-    def _train(self, ref: SampleRef, group: Group, step: int) -> None:
+    def _train(self, ref: SampleRef, group: AuditGroup, step: int) -> None:
         sample, name = group.sample(ref.sample), f"{ref.group_id}/{ref.sample}"
         if sample is None:
             self._breaches.add(BreachKind.BAD_ID, name, f"trained in step {step}")
@@ -239,7 +239,7 @@ class Ledger:
             sample.oldest = ref.oldest_policy_version
             self.fresh.append(sample)
 
-    def _close(self, group_id: str, step: int) -> Group | None:
+    def _close(self, group_id: str, step: int) -> AuditGroup | None:
         group = self._training_group(group_id, f"trained in step {step}")
         if group is None:
             return None
@@ -267,7 +267,7 @@ class Ledger:
         else:
             group.dropped = reason
 
-    def _training_group(self, group_id: str, detail: str) -> Group | None:
+    def _training_group(self, group_id: str, detail: str) -> AuditGroup | None:
         group = self._samples.group(group_id)
         if group is None or group.number is None:
             self._breaches.add(BreachKind.BAD_ID, group_id, f"not a training group, yet {detail}")

@@ -112,7 +112,7 @@ class Breaches:
         return other
 
 
-class Named:
+class CountedNames:
     """Counts, and keeps the first few names."""
 
     def __init__(self) -> None:

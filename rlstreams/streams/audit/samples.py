@@ -14,10 +14,10 @@ NOWHERE = NO_PLACE
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
+class AuditSample:
     """One sample: the places of its first records, and the ledger's facts of it."""
 
-    group: Group
+    group: AuditGroup
     number: int
     prompt: int = NOWHERE  # place in its topic, as the next two
     trajectory: int = NOWHERE
@@ -36,7 +36,7 @@ class Sample:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class AuditGroup:
     """The samples of one group id."""
 
     id: str
@@ -44,42 +44,42 @@ class Group:
     size: int = 0  # samples that its first prompt promises; 0: no prompt was seen
     step: int = 0  # number of the step that trained it; 0: none
     dropped: str | None = None  # the reason, if it closed without a step
-    samples: dict[int, Sample] = field(default_factory=dict)
+    samples: dict[int, AuditSample] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
         """Neither trained nor dropped."""
         return not self.step and self.dropped is None
 
-    def sample(self, number: int) -> Sample | None:
+    def sample(self, number: int) -> AuditSample | None:
         """Return the sample of this number; None if no group has so many."""
         sample = self.samples.get(number)
         if sample is None and 0 <= number < MAX_SAMPLES:
-            sample = self.samples[number] = Sample(self, number)
+            sample = self.samples[number] = AuditSample(self, number)
         return sample
 
 
-class Samples:
+class AuditSamples:
     """All groups by id, in the order in which they were met."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, AuditGroup] = {}
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[AuditSample]:
         """All samples, group by group."""
         for group in self.groups.values():
             yield from group.samples.values()
 
-    def group(self, group_id: str) -> Group | None:
+    def group(self, group_id: str) -> AuditGroup | None:
         """Return the group of this id; None: neither a training group's id nor an evaluation's."""
         group = self.groups.get(group_id)
         if group is None:
             number = issue_number(group_id)
             if number is not None or evaluation_id(group_id) is not None:
-                group = self.groups[group_id] = Group(group_id, number)
+                group = self.groups[group_id] = AuditGroup(group_id, number)
         return group
 
-    def sample(self, group_id: str, number: int) -> Sample | None:
+    def sample(self, group_id: str, number: int) -> AuditSample | None:
         """Return the sample; None if there cannot be such a one."""
         group = self.group(group_id)
         return None if group is None else group.sample(number)

@@ -30,7 +30,7 @@ from rlstreams.schemas.events import (
     TensorError,
     Trajectory,
 )
-from rlstreams.streams.audit.report import Breaches, BreachKind, Named
+from rlstreams.streams.audit.report import Breaches, BreachKind, CountedNames
 from rlstreams.streams.log.record import Partition, Position
 
 JUDGED = (ENDED, LIMIT)  # kinds of close that an outcome with a reward may follow
@@ -136,7 +136,7 @@ class SessionsAudit:
     """
 
     def __init__(
-        self, breaches: Breaches, duplicates: Named, expired: Mapping[Partition, int]
+        self, breaches: Breaches, duplicates: CountedNames, expired: Mapping[Partition, int]
     ) -> None:
         self._breaches = breaches
         self._duplicates = duplicates

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rlstreams.streams.audit.ledger import Ledger
+from rlstreams.streams.audit.ledger import AuditLedger
 from rlstreams.streams.audit.report import Breaches, BreachKind
-from rlstreams.streams.audit.samples import Sample
+from rlstreams.streams.audit.samples import AuditSample
 
 Segments = Sequence[tuple[int, int, int]]  # (index, version, tokens) of the policy's segments
 
@@ -19,13 +19,15 @@ Segments = Sequence[tuple[int, int, int]]  # (index, version, tokens) of the pol
 class Staleness:
     """Counts trained tokens by staleness; adds breaches of samples too stale or mislabelled."""
 
-    def __init__(self, ledger: Ledger, breaches: Breaches) -> None:
+    def __init__(self, ledger: AuditLedger, breaches: Breaches) -> None:
         self.tokens: Counter[int] = Counter()
         self._ledger = ledger
         self._breaches = breaches
-        self._waiting: dict[int, tuple[Sample, Segments]] = {}  # by place: scored, not yet trained
+        self._waiting: dict[
+            int, tuple[AuditSample, Segments]
+        ] = {}  # by place: scored, not yet trained
 
-    def scored(self, sample: Sample, place: int, segments: Segments) -> None:
+    def scored(self, sample: AuditSample, place: int, segments: Segments) -> None:
         """Take a scored record."""
         if sample.used == place:
             sample.used = place  # the same object as `sample.scored`, to save memory
@@ -48,7 +50,7 @@ class Staleness:
         """Drop records that wait for a step that will not come."""
         self._waiting = {p: w for p, w in self._waiting.items() if w[0].group.is_open}
 
-    def _measure(self, sample: Sample, segments: Segments) -> None:
+    def _measure(self, sample: AuditSample, segments: Segments) -> None:
         if sample.is_measured:
             return
         sample.is_measured = True

@@ -19,7 +19,7 @@ from rlstreams.schemas.events import (
     TrainerStarted,
 )
 from rlstreams.streams.audit.report import Breaches, BreachKind
-from rlstreams.streams.audit.samples import Sample
+from rlstreams.streams.audit.samples import AuditSample
 from rlstreams.streams.log.fencing import EpochGate
 from rlstreams.streams.log.record import Position
 
@@ -47,7 +47,7 @@ class Versions:
         self._void: dict[Weights, str] = {}  # why no worker should hold these
         self._loads: dict[Load, tuple[Weights, int]] = {}  # with the worker's time, ms
         # By load and weights as trajectories name them: the first sample, the earliest end, ms.
-        self._used: dict[tuple[Load, Weights], tuple[Sample, int]] = {}
+        self._used: dict[tuple[Load, Weights], tuple[AuditSample, int]] = {}
         self.num_unread = 0  # records of `steps`: each may have made a version, or claimed the run
 
     def ledger(self, event: Event) -> None:
@@ -78,7 +78,7 @@ class Versions:
         weights = event.policy_version, event.weight_hash
         self._loads.setdefault((event.worker, event.load_id), (weights, event.loaded_at_ms))
 
-    def used(self, load: Load, weights: Weights, sample: Sample, finished_at_ms: int) -> None:
+    def used(self, load: Load, weights: Weights, sample: AuditSample, finished_at_ms: int) -> None:
         """Take the weights that a trajectory names."""
         first, earliest_ms = self._used.get((load, weights), (sample, finished_at_ms))
         self._used[load, weights] = first, min(earliest_ms, finished_at_ms)

@@ -34,7 +34,7 @@ from rlstreams.streams.kafka.errors import (
     lost_transaction,
     until,
 )
-from rlstreams.streams.kafka.feed import ASK_S, Feed
+from rlstreams.streams.kafka.feed import ASK_S, KafkaFeed
 from rlstreams.streams.kafka.producer import KafkaProducer
 from rlstreams.streams.kafka.reachable import NOT_KAFKA, refuse_silence
 from rlstreams.streams.kafka.reader import KafkaReader
@@ -199,10 +199,10 @@ class KafkaBus(Closing):
         feed = self._feed({**_READER, **waits, "group.id": self._name(READERS)})
         return KafkaReader(feed, offsets, self._on_read)
 
-    def _feed(self, settings: Mapping[str, str]) -> Feed:
+    def _feed(self, settings: Mapping[str, str]) -> KafkaFeed:
         outage = Outage(self._bootstrap, self._outage_s)
         client = self._client(Consumer, {**_CONSUMER, **settings, "error_cb": outage.seen})
-        return Feed(client, self._run, self._bootstrap, outage)
+        return KafkaFeed(client, self._run, self._bootstrap, outage)
 
     def partitions(self, topic: str) -> int:
         """See `Bus`."""

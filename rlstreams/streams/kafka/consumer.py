@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 
 from rlstreams.streams.kafka.errors import NOISE, NOT_YET_KNOWN, broker_error, error_of, until
-from rlstreams.streams.kafka.feed import ASK_S, Feed
+from rlstreams.streams.kafka.feed import ASK_S, KafkaFeed
 from rlstreams.streams.log.bus import Closing, Polled
 from rlstreams.streams.log.done_set import UNREADABLE
 from rlstreams.streams.log.errors import AbortedError, BrokerError, StreamsError
@@ -37,7 +37,7 @@ class KafkaGroupConsumer(Closing):
     """
 
     def __init__(
-        self, feed: Feed, topics: Sequence[str], *, stable_s: float, max_poll_s: float
+        self, feed: KafkaFeed, topics: Sequence[str], *, stable_s: float, max_poll_s: float
     ) -> None:
         self._feed = feed
         self._client = feed.consumer

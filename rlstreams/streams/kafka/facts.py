@@ -30,7 +30,7 @@ _RELEASES = {21: "3.9", 25: "4.0", 27: "4.1", 29: "4.2", 30: "4.3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class Replicas:
     """The nodes that hold a partition."""
 
     assigned: tuple[int, ...]
@@ -44,7 +44,7 @@ class TopicFacts:
     partitions: int
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that the topic has
     num_records: int = 0  # ends minus beginnings: markers are counted, compaction is not
-    copies: Mapping[int, Copies] = field(default_factory=dict)  # by partition
+    copies: Mapping[int, Replicas] = field(default_factory=dict)  # by partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def topics_of(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     names = {f"{run}.{topic.name}": topic.name for topic in TOPICS}
     found = {
         topic["name"]: {
-            part["partition_index"]: Copies(
+            part["partition_index"]: Replicas(
                 assigned=tuple(part["replica_nodes"]), in_sync=tuple(part["isr_nodes"])
             )
             for part in topic["partitions"]

@@ -1,7 +1,7 @@
 """Converts messages of one confluent consumer to our records: names, errors, parts and positions.
 
 The group consumer gets its partitions from the group, the reader from its caller; both read by a
-`Feed`.
+`KafkaFeed`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLICE_S = 0.2  # the client doesn't see signals while it waits
 TORN_S = 0.1
 
 
-class Feed:
+class KafkaFeed:
     """The messages that `consumer` reads, as records of the run `run`."""
 
     def __init__(self, consumer: Any, run: str, bootstrap: str, outage: Outage) -> None:  # noqa: ANN401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.kafka.feed import KafkaFeed
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler
@@ -20,7 +20,7 @@ class KafkaReader(Closing):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: KafkaFeed,
         offsets: Mapping[Partition, int] | None,
         on_read: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     ) -> None:

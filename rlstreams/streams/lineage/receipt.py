@@ -60,7 +60,7 @@ class ScoreReceipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class SegmentReceipt:
     """Tokens `first` to `last` of the sample, from 0: one segment."""
 
     segment: int
@@ -81,7 +81,7 @@ class Receipt:
 
     sample: str
     outcome: str
-    spans: tuple[Span, ...] = ()
+    spans: tuple[SegmentReceipt, ...] = ()
     engine: str = ""
     worker: str = ""
     instance: str = ""
@@ -152,17 +152,17 @@ def _judging(claim: TrainerStarted | None) -> dict[str, Any]:
     return {name: config[name] for name in JUDGING if config.get(name)}
 
 
-def _spans(lineage: Lineage) -> Iterator[Span]:
+def _spans(lineage: Lineage) -> Iterator[SegmentReceipt]:
     rollout, start = lineage.rollout, 0
     event = lineage.scored.event if lineage.scored is not None else None
     scores = {score.segment: score for score in event.scores} if event else {}
     for number, segment in enumerate(rollout.segments if rollout else ()):
         end = start + len(segment.token_ids)
-        span = Span(segment=number, first=start, last=end - 1, author=segment.author)
+        span = SegmentReceipt(segment=number, first=start, last=end - 1, author=segment.author)
         if segment.author == "policy" and end > start:
             trained = lineage.trained
             own = scores.get(number)
-            span = Span(
+            span = SegmentReceipt(
                 segment=number, first=start, last=end - 1, author=segment.author,
                 policy_version=segment.policy_version,
                 made=lineage.made.get(segment.policy_version),
@@ -204,7 +204,7 @@ def _mismatch(segment: Segment, score: SegmentScore) -> float | None:
     return float(distance.mean())
 
 
-def _problems(lineage: Lineage, spans: tuple[Span, ...]) -> Iterator[str]:
+def _problems(lineage: Lineage, spans: tuple[SegmentReceipt, ...]) -> Iterator[str]:
     rollout = lineage.rollout
     assert rollout is not None, "it has spans"
     for span in spans:

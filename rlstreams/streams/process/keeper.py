@@ -50,7 +50,7 @@ class Limits:
     room_s: float = 0.0  # longest wait for room on a full disk; 0: for ever
 
 
-class Verdict(NamedTuple):
+class RestartVerdict(NamedTuple):
     """The decision on an end."""
 
     is_over: bool  # the process is given up
@@ -71,7 +71,7 @@ class Keeper:
 
     def ended(
         self, how: Ended, now_s: float, *, has_headway: bool = False, lived_s: float = 0.0
-    ) -> Verdict:
+    ) -> RestartVerdict:
         """Take an end; return the decision on it.
 
         Args:
@@ -106,10 +106,12 @@ class Keeper:
         """Whether it waits for room on its disk."""
         return self._full_since_s is not None
 
-    def _verdict(self, now_s: float, *, delay_s: float, how: Ended = Ended.EXCUSED) -> Verdict:
+    def _verdict(
+        self, now_s: float, *, delay_s: float, how: Ended = Ended.EXCUSED
+    ) -> RestartVerdict:
         row_s, room_s = (
             0.0 if since is None else now_s - since for since in (self._since_s, self._full_since_s)
         )
         is_over = how is Ended.FAILED and self._failures >= self._limits.failures
         is_over |= how is Ended.NO_ROOM and 0 < self._limits.room_s <= room_s
-        return Verdict(is_over, delay_s, self._failures, row_s, room_s)
+        return RestartVerdict(is_over, delay_s, self._failures, row_s, room_s)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from rlstreams.streams.recording.manifest import (
     DamagedError,
     ForeignFileError,
-    Manifest,
     NotRecordedError,
     RecordedTopic,
     RecordingError,
+    RecordingManifest,
 )
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = [
     "DamagedError",
     "ForeignFileError",
-    "Manifest",
     "NotRecordedError",
     "RecordedTopic",
     "Recording",
     "RecordingError",
+    "RecordingManifest",
     "RecordingWriter",
 ]
 _LATE = {"Recording": "reader", "RecordingWriter": "writer"}

@@ -61,7 +61,7 @@ class RecordedTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class RecordingManifest:
     """The description of a recording: its run, topics, positions and files."""
 
     format: int = FORMAT
@@ -83,7 +83,7 @@ class Manifest:
         return self.state == "sealed"
 
 
-def save(manifest: Manifest, folder: Path) -> None:
+def save(manifest: RecordingManifest, folder: Path) -> None:
     """Write the manifest, whole or not at all."""
     plain = msgspec.to_builtins(manifest)
     text = json.dumps({**plain, "manifest_sha256": json_sha256(plain)}, indent=1, sort_keys=True)
@@ -92,7 +92,7 @@ def save(manifest: Manifest, folder: Path) -> None:
     replace_synced(temporary, folder / MANIFEST_FILE)
 
 
-def load(folder: Path) -> Manifest:
+def load(folder: Path) -> RecordingManifest:
     """Read the manifest of a recording.
 
     Raises:
@@ -120,7 +120,7 @@ def load(folder: Path) -> Manifest:
     if plain.pop("manifest_sha256", "") != json_sha256(plain):
         raise DamagedError(f"{path}: bytes were changed: its own hash does not fit")
     try:
-        return msgspec.convert(plain, Manifest)
+        return msgspec.convert(plain, RecordingManifest)
     except msgspec.ValidationError as err:
         raise DamagedError(f"{path}: {err}") from err
 

@@ -36,10 +36,10 @@ from rlstreams.streams.recording.manifest import (
     SUFFIX,
     DamagedError,
     ForeignFileError,
-    Manifest,
     NotRecordedError,
     RecordedFile,
     RecordingError,
+    RecordingManifest,
     load,
 )
 from rlstreams.streams.recording.table import (
@@ -64,7 +64,7 @@ class Recording(Closing):
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        self.manifest: Manifest = load(self.folder)
+        self.manifest: RecordingManifest = load(self.folder)
         self.schemas: dict[bytes, str] = {}  # of other releases, by fingerprint: for `decode`
         self.spans: dict[Partition, tuple[int, int]] = {}  # recorded: first and next offset
         self.groups: list[RowGroup] = []

@@ -32,7 +32,7 @@ DEADLINE_S = 60.0  # longest wait for the next record below a known end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RecordingProgress:
     """Progress of a recording."""
 
     num_records: int  # written by this process
@@ -54,7 +54,7 @@ class Recorder(Closing):
         bus: Bus,
         writer: RecordingWriter,
         *,
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[RecordingProgress], None] = lambda _: None,
     ) -> None:
         self._bus = bus
         self._writer = writer
@@ -93,7 +93,9 @@ class Recorder(Closing):
         if self._writer.is_due:
             self.commit()
         written, read = self._writer.num_records, self._num_bytes
-        self._on_progress(Progress(num_records=written, num_bytes=read, behind=self._behind()))
+        self._on_progress(
+            RecordingProgress(num_records=written, num_bytes=read, behind=self._behind())
+        )
 
     def commit(self) -> None:
         """Give the records taken so far their file."""

@@ -25,8 +25,8 @@ from rlstreams.streams.log.record import Partition, RawRecord
 from rlstreams.streams.recording.manifest import (
     MANIFEST_FILE,
     SUFFIX,
-    Manifest,
     RecordingError,
+    RecordingManifest,
     load,
     recorded_file,
     save,
@@ -60,7 +60,7 @@ class RecordingWriter(Closing):
             another process, which is named, writes to it.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: RecordingManifest) -> None:
         self.folder = folder
         self.num_records = 0  # appended by this writer
         self.schemas: dict[bytes, str] = {}  # of other releases, by fingerprint
@@ -144,7 +144,7 @@ class RecordingWriter(Closing):
         self._parquet, self._opened_s, self._file_bytes = None, None, 0
         self._number += 1
 
-    def seal(self, *, extra: Manifest | None = None) -> Manifest:
+    def seal(self, *, extra: RecordingManifest | None = None) -> RecordingManifest:
         """Finish: sync and hash every file, and name it in the manifest.
 
         Args:
@@ -233,7 +233,7 @@ class RecordingWriter(Closing):
             }
 
 
-def _begun(folder: Path, wanted: Manifest) -> Manifest | None:
+def _begun(folder: Path, wanted: RecordingManifest) -> RecordingManifest | None:
     """Return the manifest of a recording that can be continued; None: the folder has none.
 
     Raises:

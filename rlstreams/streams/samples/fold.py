@@ -37,7 +37,7 @@ from rlstreams.streams.log.fencing import FirstRecords
 from rlstreams.streams.log.group_ids import evaluation_id, issue_number
 from rlstreams.streams.log.record import NO_PLACE, Position, place_of
 from rlstreams.streams.log.topics import PROMPTS, SCORED, TRAJECTORIES, Topic
-from rlstreams.streams.samples.life import Ending, Evaluation, Group, Letters, Outcome, Sample
+from rlstreams.streams.samples.life import EndedCount, EvalCounts, Group, Letters, Outcome, Sample
 from rlstreams.streams.samples.spent import Spent
 from rlstreams.streams.tokens import mismatch
 
@@ -77,7 +77,7 @@ class Samples:
             DeadLetter: self._letter,
             ReplacementRequested: self._asked,
         }
-        self._on_end: list[Callable[[Ending], None]] = []
+        self._on_end: list[Callable[[EndedCount], None]] = []
         # Dead letters that name no sample, by topic and place of the record that they are about;
         # and those of these places whose sample was not looked for yet.
         self._nameless: dict[tuple[str, int], DeadLetter] = {}
@@ -91,13 +91,13 @@ class Samples:
         self.group_size = group_size  # of the newest training prompt
         self.last_group = -1  # highest number that was issued
         self.counts: Counter[str] = Counter()  # samples: issued, rolled_out, dead_at_{role}, ...
-        self.evaluations: dict[int, Evaluation] = {}  # by policy version
+        self.evaluations: dict[int, EvalCounts] = {}  # by policy version
         self.letters: dict[str, Letters] = {}  # by reason
         self.spent = Spent()
         self.known: Counter[int] = Counter()  # by step: its samples whose trajectory was read
         self.truncated: Counter[int] = Counter()  # by step: those of these that were cut off
 
-    def listen(self, on_end: Callable[[Ending], None]) -> None:
+    def listen(self, on_end: Callable[[EndedCount], None]) -> None:
         """Call `on_end` with the endings of training samples, each once."""
         self._on_end.append(on_end)
 
@@ -228,12 +228,12 @@ class Samples:
         is_first = self._first[topic.name].is_first(group.id, event.sample)
         return group if is_first and event.purpose == group.purpose else None
 
-    def _evaluation(self, group: Group) -> tuple[int, Evaluation]:
+    def _evaluation(self, group: Group) -> tuple[int, EvalCounts]:
         """Return the row of an evaluation's group, and the tally of its version."""
         identity = evaluation_id(group.id)
         assert identity is not None, "a group is of one kind or the other"
         version, row = identity
-        return row, self.evaluations.setdefault(version, Evaluation())
+        return row, self.evaluations.setdefault(version, EvalCounts())
 
     def _letter(self, event: DeadLetter, _: Position | None) -> bool:
         letters = self.letters.setdefault(event.reason, Letters())
@@ -351,7 +351,7 @@ class Samples:
         if fresh := bits & ~group.ended:
             group.ended |= fresh
             for listener in self._on_end:
-                listener(Ending(outcome, reason, fresh.bit_count(), at_ms))
+                listener(EndedCount(outcome, reason, fresh.bit_count(), at_ms))
 
     def _count(self, what: str, group: Group, before: tuple[int, int, int]) -> None:
         """Count one sample, and the change of its group's flow."""

@@ -33,7 +33,7 @@ class Outcome(StrEnum):
     DEAD = "dead-lettered"
 
 
-class Ending(NamedTuple):
+class EndedCount(NamedTuple):
     """Training samples that ended: each is announced once, by the first event that ends it."""
 
     outcome: Outcome
@@ -55,7 +55,7 @@ class Group:
     dead: int = 0
     dead_early: int = 0  # before the trainer
     trained: int = 0
-    ended: int = 0  # announced in an `Ending`
+    ended: int = 0  # announced in `EndedCount`
     step: int = 0  # number of the step that trained it; 0: none
     dropped: DroppedGroup | None = None
     replaced_by: str = ""
@@ -197,7 +197,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class EvalCounts:
     """The held-out samples of one policy version: issued, answered and dead; their rewards."""
 
     num_issued: int = 0

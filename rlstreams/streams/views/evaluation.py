@@ -8,7 +8,7 @@ from itertools import starmap
 from rlstreams.schemas.events import EVALUATE, Event, Segment, Trajectory
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.samples.fold import Samples
-from rlstreams.streams.samples.life import Evaluation
+from rlstreams.streams.samples.life import EvalCounts
 
 ROWS = 8  # held-out rows whose answers are kept
 
@@ -71,7 +71,7 @@ def evaluation(samples: Samples) -> EvaluationState:
     return EvaluationState(points=tuple(starmap(_point, sorted(samples.evaluations.items()))))
 
 
-def _point(version: int, tally: Evaluation) -> EvaluationPoint:
+def _point(version: int, tally: EvalCounts) -> EvaluationPoint:
     accuracy = tally.reward / tally.num_answered if tally.num_answered else 0.0
     return EvaluationPoint(
         policy_version=version,
@@ -96,7 +96,7 @@ class TokenRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HeldOutAnswer:
     """One answer to a held-out problem."""
 
     policy_version: int  # of the evaluation; `runs` has the version of each token
@@ -116,8 +116,8 @@ class Problem:
     """A held-out row: its answer under the first version that answered it, and under the newest."""
 
     row: int
-    then: Answer
-    now: Answer
+    then: HeldOutAnswer
+    now: HeldOutAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,8 @@ class AnswersView:
     """
 
     def __init__(self) -> None:
-        self._then: dict[int, Answer] = {}
-        self._now: dict[int, Answer] = {}
+        self._then: dict[int, HeldOutAnswer] = {}
+        self._now: dict[int, HeldOutAnswer] = {}
 
     def apply(self, event: Event) -> None:
         """Take one event; events other than evaluation trajectories change nothing."""
@@ -172,14 +172,14 @@ class AnswersView:
         )
 
 
-def answer_of(event: Trajectory, version: int) -> Answer:
+def answer_of(event: Trajectory, version: int) -> HeldOutAnswer:
     """Return a sample as an answer to be shown.
 
     Raises:
         ValueError: an invalid token.
     """
     answered = [segment for segment in event.segments if segment.author != "prompt"]
-    return Answer(
+    return HeldOutAnswer(
         policy_version=version,
         prompt_ids=tuple(
             token

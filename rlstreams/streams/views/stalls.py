@@ -30,7 +30,7 @@ _NAMED = 3  # workers and groups that a sentence lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class StallLimits:
     """Expectations of a run, and the times after which a stage counts as blocked, in seconds."""
 
     groups_per_step: int
@@ -64,7 +64,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class BlockingTransaction:
     """An open transaction. Records after it in its partitions cannot be read yet."""
 
     worker: str  # `{role}-{ordinal}`, from its transactional id; "": no worker of ours
@@ -74,14 +74,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class StallFacts:
     """Facts that are not in the topics' events."""
 
     now_ms: int  # wall clock, for the times of samples and pulls; workers' are by the fold's clock
     waited_s: float  # since the last step or the start, without times that do not count
     # By group ("rollout", "logprob"); a group is missing where the broker did not answer.
     committed: Mapping[str, Mapping[Partition, Committed]] = field(default_factory=dict)
-    held: tuple[Held, ...] = ()
+    held: tuple[BlockingTransaction, ...] = ()
     gone: frozenset[str] = frozenset()  # workers without a process, by their supervisor
     # By worker named newest process has not reported yet: seconds since its start, 0 while it is
     # about to be started. Earlier reports are a predecessor's.
@@ -104,7 +104,7 @@ class Blocked:
 class Inquiry:
     """One diagnosis of a state. `first` asks the stages in order."""
 
-    def __init__(self, state: Folds, evidence: Evidence, limits: Limits) -> None:
+    def __init__(self, state: Folds, evidence: StallFacts, limits: StallLimits) -> None:
         self._state = state
         self._evidence = evidence
         self._limits = limits
@@ -369,12 +369,12 @@ class Inquiry:
         return max(0, self._evidence.now_ms - at_ms) / 1000
 
 
-def diagnose(state: Folds, evidence: Evidence, limits: Limits) -> Blocked | None:
+def diagnose(state: Folds, evidence: StallFacts, limits: StallLimits) -> Blocked | None:
     """Return the first blocked stage with its sentence; None: every stage with work moves."""
     return Inquiry(state, evidence, limits).first()
 
 
-def told(state: Folds, evidence: Evidence, limits: Limits, role: str) -> str:
+def told(state: Folds, evidence: StallFacts, limits: StallLimits, role: str) -> str:
     """Return the last reports of `role`'s workers in a sentence, the worst first."""
     return Inquiry(state, evidence, limits).told(role)
 

@@ -20,7 +20,7 @@ from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, Worker
+from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, FleetPlace
 from rlstreams.up.supervisor.spawner import WorkerChild
 from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.watcher import Watcher
@@ -189,7 +189,7 @@ class DeviceScheduler(Closing):
             return False
         return known[:2] == (samples, self._watcher.ledger.policy_version)
 
-    def _worker(self, role: str) -> Worker:
+    def _worker(self, role: str) -> FleetPlace:
         return self._fleet.of(role)[0]  # one worker a role: configuration sees to it
 
     def _is_there(self, device: Device, lease: Lease) -> bool:

@@ -17,7 +17,7 @@ from rlstreams.words.screen import KillMark
 from rlstreams.workers.config.run import RunConfig
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """Outcome of a run."""
 
     COMPLETE = "complete"  # the target is reached and the last version evaluated
@@ -44,12 +44,12 @@ class UpOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class EndedRun:
     """A run that is over, for now."""
 
     options: UpOptions
     step: int = 0  # the newest one
-    outcome: Outcome
+    outcome: RunOutcome
     failure: Failure | None
     num_killed: int
     kills: Sequence[KillMark] = ()  # those that were asked for
@@ -76,7 +76,7 @@ class FaultHook(Protocol):
         """Break what is due; called often, never waits. Once `is_running` is False it breaks
         nothing more, and wakes each process that sleeps."""
 
-    def conclude(self, bus: Bus, ended: Ended, status: int) -> int:
+    def conclude(self, bus: Bus, ended: EndedRun, status: int) -> int:
         """Return the final exit status; called after the last line of `up`, with a live broker.
 
         Args:

@@ -34,7 +34,7 @@ ELSE = "give it more memory"
 GRACE_S = 10.0  # beyond drain_s, for a role's last commit and its exit
 
 
-class Worker:
+class FleetPlace:
     """A place in the fleet, taken by one process after another."""
 
     def __init__(self, role: str, ordinal: int, log: Path, room_s: float = 0.0) -> None:
@@ -100,7 +100,7 @@ class Fleet:
         self._room_s = room_s
         self._logs.mkdir(parents=True, exist_ok=True)
         self.workers = [
-            Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log", room_s)
+            FleetPlace(role, ordinal, self._logs / f"{role}-{ordinal}.log", room_s)
             for role in DRAIN_ORDER
             for ordinal in range(counts.get(role, 0))
         ]
@@ -135,9 +135,9 @@ class Fleet:
                 if not self.is_draining:
                     self._spawn(worker)
 
-    def add(self, role: str, ordinal: int) -> Worker:
+    def add(self, role: str, ordinal: int) -> FleetPlace:
         """Start one more worker; the run goes on where it cannot work."""
-        worker = Worker(role, ordinal, self._logs / f"{role}-{ordinal}.log", self._room_s)
+        worker = FleetPlace(role, ordinal, self._logs / f"{role}-{ordinal}.log", self._room_s)
         worker.is_added = True
         # In the order of drains, as the others.
         at = [DRAIN_ORDER.index(one.role) for one in self.workers]
@@ -145,7 +145,7 @@ class Fleet:
         self._spawn(worker)
         return worker
 
-    def retire(self, worker: Worker, limit_s: float) -> None:
+    def retire(self, worker: FleetPlace, limit_s: float) -> None:
         """Have a worker drain, within `limit_s`; then it is none of the fleet."""
         worker.leaves_by_s, worker.restart_at_s = time.monotonic() + limit_s, None
         if worker.child is None:
@@ -153,7 +153,7 @@ class Fleet:
         else:
             worker.child.signal(signal.SIGTERM)
 
-    def of(self, role: str) -> Sequence[Worker]:
+    def of(self, role: str) -> Sequence[FleetPlace]:
         """The workers of one role."""
         return [worker for worker in self.workers if worker.role == role]
 
@@ -164,7 +164,7 @@ class Fleet:
             for w in self.of(role)
         )
 
-    def kill(self, worker: Worker, crash_at: str = "") -> bool:
+    def kill(self, worker: FleetPlace, crash_at: str = "") -> bool:
         """Send SIGKILL, as asked; False if no process is there to kill.
 
         Args:
@@ -178,7 +178,7 @@ class Fleet:
         self.num_killed += 1
         return True
 
-    def sleep(self, worker: Worker) -> WorkerChild | None:
+    def sleep(self, worker: FleetPlace) -> WorkerChild | None:
         """Send SIGSTOP and return the process; None if there is none. The caller sends SIGCONT."""
         if worker.child is None or worker.child.poll() is not None:
             return None
@@ -186,7 +186,7 @@ class Fleet:
         worker.child.signal(signal.SIGSTOP)
         return worker.child
 
-    def replace(self, worker: Worker) -> None:
+    def replace(self, worker: FleetPlace) -> None:
         """Start a successor beside the present process, which is to notice and end by itself."""
         if worker.child is not None:
             self._replaced.append(worker.child)
@@ -244,7 +244,7 @@ class Fleet:
                 worker.child = None
         self._replaced = [child for child in self._replaced if not child.wait(GRACE_S)]
 
-    def _spawn(self, worker: Worker) -> None:
+    def _spawn(self, worker: FleetPlace) -> None:
         worker.excuse = ""
         spec = WorkerSpec(
             role=worker.role,
@@ -262,7 +262,7 @@ class Fleet:
         worker.child = self._spawner.spawn(spec)
         worker.num_starts += 1
 
-    def _reap(self, worker: Worker, now_s: float) -> None:
+    def _reap(self, worker: FleetPlace, now_s: float) -> None:
         child = worker.child
         status = None if child is None else child.poll()
         if child is None or status is None:
@@ -318,18 +318,18 @@ class Fleet:
             is_out_of_memory=is_out_of_memory,
         )
 
-    def _announce_start(self, worker: Worker) -> None:
+    def _announce_start(self, worker: FleetPlace) -> None:
         """Say that a restarted process works, where its restart was announced."""
         child = worker.child
         if worker.is_awaited and child and self._progress.has_started(child.spec.instance):
             worker.is_awaited = False
             self._say(f"{worker.name} has started again")
 
-    def _may_leave(self, worker: Worker) -> bool:
+    def _may_leave(self, worker: FleetPlace) -> bool:
         """Whether a good end is in order; that of a trainer before its target drains the run."""
         return worker.role == "trainer" or (worker.role == "prompts" and self._progress.at_target)
 
-    def _follow(self, worker: Worker, decision: Decision, end: Exited) -> None:
+    def _follow(self, worker: FleetPlace, decision: Decision, end: Exited) -> None:
         if decision.action is Action.RESTART:
             again = f"again in {decision.delay_s:g} s" if decision.delay_s else "starting it again"
             self._say(f"{decision.reason}; {again}")

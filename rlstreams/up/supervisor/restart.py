@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rlstreams.streams.process.cause import died
-from rlstreams.streams.process.keeper import FIRST_S, Ended, Keeper, Limits, Verdict
+from rlstreams.streams.process.keeper import FIRST_S, Ended, Keeper, Limits, RestartVerdict
 from rlstreams.workers.loop.runtime import Exit
 
 FENCED_PAUSE_S = 3.0
@@ -106,7 +106,7 @@ class RestartPolicy:
         self._owned_since_s = None
         return self._followed(how, verdict, is_disk_full=end.is_disk_full)
 
-    def _followed(self, how: str, verdict: Verdict, *, is_disk_full: bool) -> Decision:
+    def _followed(self, how: str, verdict: RestartVerdict, *, is_disk_full: bool) -> Decision:
         if not verdict.is_over:
             if is_disk_full:
                 left_s = self._room_s - verdict.room_s

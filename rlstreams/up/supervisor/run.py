@@ -18,8 +18,8 @@ from rlstreams.streams.log.errors import BrokerError, DeadlineError
 from rlstreams.streams.run.run_lock import FolderGoneError
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
-from rlstreams.up.supervisor.fault_hook import FaultHook, Outcome
-from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, Worker
+from rlstreams.up.supervisor.fault_hook import FaultHook, RunOutcome
+from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, FleetPlace
 from rlstreams.up.supervisor.scale import Scale
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.words.screen import ProcessInfo
@@ -153,9 +153,9 @@ class Supervisor:
         self._num_evaluated = 0
         self._cured = -1  # the step at which the broker was restarted
         self._say_saving_s = math.inf  # when to say that the run waits for its trainer
-        self.outcome = Outcome.DRAINED
+        self.outcome = RunOutcome.DRAINED
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Start everything and stay until no process is left.
 
         Raises FolderGoneError: the run's folder was deleted or moved away.
@@ -207,7 +207,7 @@ class Supervisor:
                 self._fleet.close()
             self._drain.tick()
         elif self._fleet.failure is not None:
-            self.outcome = Outcome.FAILED
+            self.outcome = RunOutcome.FAILED
             self._begin_drain(self._fleet.failure.reason)
         elif self._watcher.problem:
             if not self._cure():
@@ -258,7 +258,7 @@ class Supervisor:
             self._begin_drain(f"the trainer drained at step {step} of {step_target}")
             return
         if not self._config.data.has_held_out or self._watcher.is_evaluated():
-            self.outcome = Outcome.COMPLETE
+            self.outcome = RunOutcome.COMPLETE
             self._begin_drain("the run is complete")
             return
         now_s = time.monotonic()
@@ -270,7 +270,7 @@ class Supervisor:
             self._watcher.phase = "finishing"
             self._watcher.say("all steps are done; the last version is being evaluated")
         elif now_s > self._finish_until_s and not self._watcher.stall.is_starting("rollout"):
-            self.outcome = Outcome.FAILED
+            self.outcome = RunOutcome.FAILED
             waited_s = self._config.deadlines.stall_s
             version = self._watcher.ledger.policy_version
             self._begin_drain(
@@ -294,7 +294,7 @@ class Supervisor:
             if self._kill(worker, step):
                 self._kills.popleft()
 
-    def _kill(self, worker: Worker, step: int) -> bool:
+    def _kill(self, worker: FleetPlace, step: int) -> bool:
         pid = worker.child.pid if worker.child is not None else 0
         if not self._fleet.kill(worker):
             return False
@@ -303,7 +303,7 @@ class Supervisor:
         return True
 
 
-def _info(worker: Worker) -> ProcessInfo:
+def _info(worker: FleetPlace) -> ProcessInfo:
     child = worker.child
     is_due = worker.restart_at_s is not None
     return ProcessInfo(

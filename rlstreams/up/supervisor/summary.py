@@ -17,7 +17,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.evaluation import EvaluationState
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome
+from rlstreams.up.supervisor.fault_hook import EndedRun, RunOutcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
 from rlstreams.words.screen import over, redone_lines, visible
 from rlstreams.words.spelling import spelling
@@ -25,9 +25,9 @@ from rlstreams.workers.config.hub import model_folder
 
 NAME = "rlstreams"
 _RESUMABLE = {
-    Outcome.COMPLETE: "",
-    Outcome.DRAINED: "; --resume goes on",
-    Outcome.FAILED: "; nothing that was committed is lost, --resume goes on once that is cured",
+    RunOutcome.COMPLETE: "",
+    RunOutcome.DRAINED: "; --resume goes on",
+    RunOutcome.FAILED: "; nothing that was committed is lost, --resume goes on once that is cured",
 }
 
 
@@ -40,7 +40,7 @@ def audited(bus: Bus) -> AuditReport | None:
         return None
 
 
-def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
+def summarize(ended: EndedRun, state: ViewState, log: RunLog) -> int:
     """Write the report and print the summary; 0 if the run did not fail and its audit, if there is
     one, is clean."""
     breaches = () if ended.audit is None or ended.audit.ok else (ended.audit.text(),)
@@ -66,10 +66,10 @@ def summarize(ended: Ended, state: ViewState, log: RunLog) -> int:
     )
     if (figures := ended.options.figures) is not None:
         figures.end(ended.outcome, "\n".join([*failure_lines(ended.failure), *breaches]))
-    return 1 if ended.outcome is Outcome.FAILED or breaches else 0
+    return 1 if ended.outcome is RunOutcome.FAILED or breaches else 0
 
 
-def _report(ended: Ended, log: RunLog, folder: Path) -> None:
+def _report(ended: EndedRun, log: RunLog, folder: Path) -> None:
     config = ended.options.config
     if not ended.is_claimed and (folder / PAGE_FILE).is_file():
         return  # of the start before, which got farther
@@ -126,15 +126,15 @@ def show(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def next_commands(ended: Ended) -> Sequence[str]:
+def next_commands(ended: EndedRun) -> Sequence[str]:
     """Commands that continue the run, show it, prove it, and say why it may have failed."""
     program, options = program_name(), ended.options
     config, command, resume = options.config, options.command, options.resume
-    if ended.outcome is Outcome.COMPLETE:
+    if ended.outcome is RunOutcome.COMPLETE:
         resume = f"{command} --resume --steps {max(config.trainer.steps, ended.step) * 2}"
     folder = shlex.quote(config.folder)
     commands = [resume, f"web {folder}", f"inspect {folder}", f"audit {folder}"]
-    is_failed = ended.outcome is Outcome.FAILED
+    is_failed = ended.outcome is RunOutcome.FAILED
     if is_failed and command.partition(" ")[0] == "up":  # not the demo: no file for `doctor`
         commands.append(f"doctor{command.removeprefix('up')}")
     return [f"{program} {words}" for words in commands]

@@ -27,7 +27,13 @@ from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
-from rlstreams.up.supervisor.fault_hook import Ended, FaultHook, FaultTargets, Outcome, UpOptions
+from rlstreams.up.supervisor.fault_hook import (
+    EndedRun,
+    FaultHook,
+    FaultTargets,
+    RunOutcome,
+    UpOptions,
+)
 from rlstreams.up.supervisor.fleet import LOGS, Fleet, num_workers
 from rlstreams.up.supervisor.run import Supervisor, interrupts
 from rlstreams.up.supervisor.scale import Scale
@@ -116,11 +122,11 @@ def _ended(
     options: UpOptions,
     watcher: Watcher,
     fleet: Fleet,
-    outcome: Outcome,
+    outcome: RunOutcome,
     is_claimed: bool,
     audit: AuditReport | None,
-) -> Ended:
-    return Ended(
+) -> EndedRun:
+    return EndedRun(
         options=options,
         step=watcher.step,
         outcome=outcome,

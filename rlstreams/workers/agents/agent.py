@@ -18,7 +18,7 @@ class LostAgentError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SamplePlace:
     """A sample that is to be worked on."""
 
     session_id: str
@@ -65,7 +65,7 @@ async def fell_silent(start: Start, limit_s: float) -> bool:
 class Agent(Protocol):
     """Its methods run on the engine's event loop."""
 
-    async def taken(self, place: Place) -> str:
+    async def taken(self, place: SamplePlace) -> str:
         """Wait until a start of this session can be run, which is at once where we start it; return
         the group of the client that has it, "" if it is ours."""
 

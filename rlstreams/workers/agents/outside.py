@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlstreams.workers.agents.agent import Ending, Place, Start, fell_silent
+from rlstreams.workers.agents.agent import Ending, SamplePlace, Start, fell_silent
 from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.gateway.port import CallRefusedError, ending
@@ -55,7 +55,7 @@ class _Filled:
 class _Free:
     """A place that nobody has."""
 
-    place: Place
+    place: SamplePlace
     found: asyncio.Future[str]  # the group of its client
 
 
@@ -97,7 +97,7 @@ class OutsideAgent:
             "where to ask"
         )
 
-    def _take(self, place: Place, session_id: str, client_group: str) -> None:
+    def _take(self, place: SamplePlace, session_id: str, client_group: str) -> None:
         """Note that a client group has a session; its siblings' places are for that group."""
         group = self._filled.get(place.group_id)
         if group is None:
@@ -112,7 +112,7 @@ class OutsideAgent:
         for name in over:
             del self._filled[name]
 
-    async def taken(self, place: Place) -> str:
+    async def taken(self, place: SamplePlace) -> str:
         """See Agent: until a client asks for it, or its siblings' client sends no more."""
         for session_id, client_group in place.siblings.items():
             self._take(place, session_id, client_group)
@@ -147,7 +147,7 @@ class OutsideAgent:
                 return group.client_group
         return free.found.result()
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: SamplePlace) -> None:
         self._free[place.group_id].pop(place.session_id, None)
         if not self._free[place.group_id]:
             del self._free[place.group_id]

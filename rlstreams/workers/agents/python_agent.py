@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, Place, Start
+from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, SamplePlace, Start
 from rlstreams.workers.agents.in_sandbox import SAID_NOTHING
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.user_code import code_hashes, located, resolved
@@ -76,7 +76,7 @@ class PythonAgent:
         )
         self._sandbox = Sandbox(code, "agent.python", note)
 
-    async def taken(self, place: Place) -> str:
+    async def taken(self, place: SamplePlace) -> str:
         """See Agent: it is started here."""
         return ""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlstreams.workers.agents.agent import Ending, LostAgentError, Place, Start, fell_silent
+from rlstreams.workers.agents.agent import Ending, LostAgentError, SamplePlace, Start, fell_silent
 from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.gateway.port import CallRefusedError, ending
@@ -71,7 +71,7 @@ class RemoteAgent:
             f"runners read in {self.file} where to ask"
         )
 
-    async def taken(self, place: Place) -> str:
+    async def taken(self, place: SamplePlace) -> str:
         """See Agent; waits until a runner asks."""
         session_id = place.session_id
         waiting = _Waiting(time.monotonic(), asyncio.get_running_loop().create_future())

@@ -23,8 +23,8 @@ from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.command import (
-    Start,
     StartCommand,
+    StartFacts,
     installed_server,
     start_command,
 )
@@ -147,7 +147,7 @@ def command_of(
         ConfigError: an argument of the user's contradicts one of ours.
     """
     engine = config.engine
-    start = Start(
+    start = StartFacts(
         kind=kind,
         version=where.version,
         python=where.python,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.compute.score import MeshScorer
     from rlstreams.workers.engines.base import Engine
     from rlstreams.workers.logprob.scoring import Reference
-    from rlstreams.workers.model.device import Run
+    from rlstreams.workers.model.device import BinRunner
 
 BROKER_BACK_S = 5.0  # a supervisor has begun to start a dead broker again by then
 
@@ -220,7 +220,9 @@ def _logprob(context: Context) -> Pausable:
     return make_worker(context, context.bus, scorer, weight_channel(context), reference)
 
 
-def make_scorers(config: RunConfig, run: Run | None = None) -> tuple[MeshScorer, Reference | None]:
+def make_scorers(
+    config: RunConfig, run: BinRunner | None = None
+) -> tuple[MeshScorer, Reference | None]:
     """Scorers of the log-prob role: of policies, and of the reference where the loss asks for it,
     on the same ranks.
 

@@ -11,7 +11,7 @@ from rlstreams.workers.engines.base import PauseMode
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import longest_sequence, read_shape
 from rlstreams.workers.loop.context import Context
@@ -41,7 +41,7 @@ def make_served_engine(context: Context) -> ServedEngine:
         log.info("engine", what=what)
 
     servers = [
-        Server(
+        ServerClient(
             url,
             settings,
             shape,

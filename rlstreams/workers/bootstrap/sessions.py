@@ -24,10 +24,10 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.engines.base import Engine
 from rlstreams.workers.gateway.http.dialects import read_again
-from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.open_sessions import OpenSessions
 from rlstreams.workers.gateway.rendering import make_renderer
-from rlstreams.workers.gateway.shared import Shared
+from rlstreams.workers.gateway.shared import SharedParts
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
@@ -35,7 +35,7 @@ from rlstreams.workers.model.folder import eos_ids_of
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import sampling_of
 from rlstreams.workers.rollout.session_player import SessionPlayer
-from rlstreams.workers.rollout.sessions import Member, Sessions
+from rlstreams.workers.rollout.sessions import ConfiguredAgent, Sessions
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.sandbox.reward import Verifier
@@ -95,7 +95,7 @@ def sessions_of(
     ordinal: int = 0,
     note: Callable[[str], None],
 ) -> Sessions:
-    """The same, for a caller that commits the requests in `keeper.shared.asked`.
+    """The same, for a caller that commits the requests in `open_sessions.shared.asked`.
 
     Args:
         appender: of calls.
@@ -121,13 +121,13 @@ def sessions_of(
     shared = _shared(config, engine, appender, worker, instance)
     keys = Keys(secret)
     members = [
-        Member(section=section, agent=agent_of(section), code_hash=_code_hash(section))
+        ConfiguredAgent(section=section, agent=agent_of(section), code_hash=_code_hash(section))
         for section in config.agent
     ]
     if asked:
         check_address("gateway.host", config.gateway.host)
     return Sessions(
-        keeper=Keeper(shared, keys, config.run.id),
+        open_sessions=OpenSessions(shared, keys, config.run.id),
         members=members,
         runners=Runners(asked, keys, config.gateway, ordinal) if asked else None,
         verifier=verifier,
@@ -142,10 +142,10 @@ def sessions_of(
 
 def _shared(
     config: RunConfig, engine: Engine, appender: Appender, worker: str, instance: str
-) -> Shared:
+) -> SharedParts:
     model, data = model_folder(config.model.path), config.data
     tokenizer = Tokenizer(model, template=data.template, options=data.template_options)
-    return Shared(
+    return SharedParts(
         engine=engine,
         renderer=make_renderer(tokenizer, eos_ids_of(model), options=data.template_options),
         tokenizer=tokenizer,

@@ -54,7 +54,7 @@ def weight_server(context: Context) -> WeightServer:
         return FileWeightServer(context.folder / WEIGHTS_FOLDER, keep=weights.versions_served)
     from rlstreams.workers.config.checks import check_address
     from rlstreams.workers.weights.collective import CollectiveWeightServer
-    from rlstreams.workers.weights.sender import Limits
+    from rlstreams.workers.weights.sender import SenderDeadlines
 
     check_address("weights.host", weights.host)
     # Room that shards leave on rank 0's GPU is not room for whole versions; on a GPU that is
@@ -67,7 +67,7 @@ def weight_server(context: Context) -> WeightServer:
         host=weights.host,
         secret=run_secret(context),
         log=context.log,
-        limits=Limits(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
+        limits=SenderDeadlines(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
         place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
     )
 

@@ -25,8 +25,8 @@ from rlstreams.workers.compute.link import (
     ALIVE,
     BEGIN,
     FREE,
-    Answer,
     Command,
+    CommandResult,
     Link,
     Meeting,
 )
@@ -61,7 +61,7 @@ class Follower:
         while True:
             self._link.send(self._answer(*self._commands.get()))
 
-    def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> Answer:
+    def _answer(self, number: int, method: str, args: tuple[Any, ...]) -> CommandResult:
         """Answer of one command. After a failure other ranks may hang until this one has left."""
         from rlstreams.streams.log.errors import ConfigError
         from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
@@ -70,14 +70,14 @@ class Follower:
         try:
             if method == BEGIN:
                 self._begin(number, *args)
-                return Answer()
-            return Answer(result=of_rank(self._objects[number], method, args))
+                return CommandResult()
+            return CommandResult(result=of_rank(self._objects[number], method, args))
         except NumericsError as err:  # every rank raises it alike: none hangs
-            return Answer(kind=type(err).__name__, failure=str(err))
+            return CommandResult(kind=type(err).__name__, failure=str(err))
         except OutOfMemoryError as err:
-            answer = Answer(exhausted=(err.index, err.detail))
+            answer = CommandResult(exhausted=(err.index, err.detail))
         except (RuntimeError, MemoryError, ConfigError) as err:
-            answer = Answer(kind=type(err).__name__, failure=str(err))
+            answer = CommandResult(kind=type(err).__name__, failure=str(err))
         if number in self._objects:
             self._free()
             self._objects[number].leave()

@@ -26,7 +26,7 @@ from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import Score
 
 
-class Part(NamedTuple):
+class ForwardPart(NamedTuple):
     """The sequences of one forward."""
 
     sequences: Sequence[TokenSequence]
@@ -51,7 +51,7 @@ class Forward:
         self._tensor = partial(on_device, device)
         self._routers = routers
 
-    def __call__(self, part: Part, temperature: float) -> tuple[Tensor, ...]:
+    def __call__(self, part: ForwardPart, temperature: float) -> tuple[Tensor, ...]:
         """Log-probs and entropies, then log-probs and ids of the likeliest tokens, if asked for. A
         temperature of 0 counts as 1."""
         sequences, bin_tokens, taken = part
@@ -135,10 +135,10 @@ def cut_of(
 
 def parts_of(
     cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None = None
-) -> list[Part]:
+) -> list[ForwardPart]:
     """The forwards of a cut, in its order."""
     rows = zip(cut.members, rows_of(cut, prefixes), strict=True)
-    return [Part([sequences[index] for index in own], *row) for own, row in rows]
+    return [ForwardPart([sequences[index] for index in own], *row) for own, row in rows]
 
 
 def in_order(

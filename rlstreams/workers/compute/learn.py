@@ -23,10 +23,10 @@ from rlstreams.workers.compute.link import Meeting
 from rlstreams.workers.compute.mesh import ByRank, Mesh, on_all
 from rlstreams.workers.compute.passes import Passes
 from rlstreams.workers.compute.spec import Layers, ModelSpec
-from rlstreams.workers.compute.state import State
+from rlstreams.workers.compute.state import LearnerState
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, TrainerSection
-from rlstreams.workers.model.device import Run, at_once
+from rlstreams.workers.model.device import BinRunner, at_once
 from rlstreams.workers.model.model import causal_mask, configure_torch
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
 from rlstreams.workers.trainer.learn.adam import lr_at
@@ -80,7 +80,7 @@ class LearnerSpec:
         return Learner(layers, section.optimizer, section.loss, section.lora, mesh, again=again)
 
 
-class Learner(State):
+class Learner(LearnerState):
     """A model that learns. Not thread-safe: one thread calls it at a time.
 
     The model stays in eval mode: dropout would make it another policy than the one that sampled.
@@ -103,7 +103,7 @@ class Learner(State):
         """
         super().__init__(layers, lora, mesh, step)
         self.num_micro_batches = 0  # begun so far: shows progress within a long step
-        self.run: Run = at_once  # runs each micro-batch
+        self.run: BinRunner = at_once  # runs each micro-batch
         self._again = again
         self._set(optimizer, loss)
 
@@ -325,7 +325,7 @@ class Learner(State):
         return in_memory(self._adam.clear, index, partial(self.run, work))
 
     def leave(self) -> None:
-        """See `State`."""
+        """See `LearnerState`."""
         self.__dict__.pop("_passes", None)
         super().leave()
 

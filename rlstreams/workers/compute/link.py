@@ -23,7 +23,7 @@ Command = tuple[int, str, tuple[Any, ...]]  # number of the object, method, argu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """Result or failure of one command."""
 
     result: Any = None

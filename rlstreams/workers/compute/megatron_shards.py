@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlstreams.workers.compute.mesh import Mesh
-from rlstreams.workers.compute.shards import Plan, ShardedModel, Share, Version
+from rlstreams.workers.compute.shards import ShardedModel, Share, TensorPlan, Version
 from rlstreams.workers.compute.spec import Layers, ModelSpec
 from rlstreams.workers.model.megatron.build import (
     RankModel,
@@ -32,7 +32,7 @@ from rlstreams.workers.model.megatron.score import (
     MegatronScores,
 )
 from rlstreams.workers.model.megatron.split_head import group_of
-from rlstreams.workers.model.megatron.tables import Part
+from rlstreams.workers.model.megatron.tables import TensorPart
 from rlstreams.workers.model.token_scores import ValueHead
 from rlstreams.workers.trainer.learn.critic import named_head
 
@@ -57,7 +57,7 @@ def megatron_layers(spec: ModelSpec, mesh: Mesh) -> Layers:
     like = torch.empty(0, dtype=getattr(torch, spec.dtype), device="meta")
     whole = {part.name: like.new_empty(part.shape) for part in rank_model.every}
     published = {part.published or part.name: part.name for part in rank_model.every}
-    plan = Plan(
+    plan = TensorPlan(
         facts={name: whole[path] for name, path in sorted(published.items())},
         published=dict(sorted(published.items())),
         constant={},
@@ -164,7 +164,7 @@ class MegatronShards(ShardedModel):
             dist.all_reduce(total, group=group_of(name))
         gradient.copy_(total)
 
-    def _peers(self, part: Part) -> list[int]:
+    def _peers(self, part: TensorPart) -> list[int]:
         return self._layout.peers(self.rank, of_experts=part.by == "ep")
 
     def whole_shape(self, path: str) -> Sequence[int]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.compute.forward import (
     Forward,
-    Part,
+    ForwardPart,
     check_all,
     cut_of,
     in_order,
@@ -40,7 +40,7 @@ from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.trainer import LayoutSection
 from rlstreams.workers.engines.base import Scores, TokenSequence, pulled_of
 from rlstreams.workers.model.base import CPU, EngineError, RankLostError
-from rlstreams.workers.model.device import Run, at_once
+from rlstreams.workers.model.device import BinRunner, at_once
 from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_of
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.offload import OffLoad
@@ -49,7 +49,7 @@ from rlstreams.workers.weights.layout import layout_difference, layout_of, size_
 
 TOKEN_BUDGET = 16384
 BUCKET_BYTES = 256_000_000  # of weights that are scattered to the ranks at once
-_NOTHING = Part([TokenSequence(token_ids=np.zeros(2, np.int32))])
+_NOTHING = ForwardPart([TokenSequence(token_ids=np.zeros(2, np.int32))])
 T = TypeVar("T")
 Found = tuple[np.ndarray[Any, Any], ...]  # results of a forward, column by column
 
@@ -86,7 +86,7 @@ def scorer_of(
     folder: Path | str,
     *,
     team: Team | None = None,
-    run: Run | None = None,
+    run: BinRunner | None = None,
     **asked: Any,  # noqa: ANN401
 ) -> MeshScorer:
     """A scorer whose rank 0 is this process; on any exception the team is closed.
@@ -141,7 +141,7 @@ class MeshScorer:
         self._shards.release()  # the folder's weights are never scored
         self._forward = Forward(self._shards.root, self._device, self._routers, spec.top_k)
         self._off_load = OffLoad(self._device)
-        self.run: Run = at_once  # runs each forward
+        self.run: BinRunner = at_once  # runs each forward
         # Threads change it, each in one operation: a copy that replaced it would undo another's
         # change.
         self._held: dict[int, Version] = {}
@@ -280,7 +280,7 @@ class MeshScorer:
         shares = self._spec.shared_prefixes and not self.why_unshared
         prefixes = prefixes_of(sequences) if shares else None
         cut = cut_of(sequences, budget, in_bins=in_bins, prefixes=prefixes)
-        parts: list[Part | None] = [*parts_of(cut, sequences, prefixes)]
+        parts: list[ForwardPart | None] = [*parts_of(cut, sequences, prefixes)]
         of_rank, num = self._shards.hands, max(self._shards.hands) + 1
         parts += [None] * (-len(parts) % num)
         hands = ByRank([parts[hand::num] for hand in of_rank])

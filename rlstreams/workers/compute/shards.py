@@ -1,7 +1,7 @@
 """A model over ranks, however it is cut: rows of every parameter, by the names of the parameters.
 
 Optimizer and checkpoints know the rows alone, a published version the whole tensors. Three kinds:
-`Whole` of one rank, FSDP2's `Shards`, and megatron-core's layers. A `Plan` holds for each kind.
+`Whole` of one rank, FSDP2's `Shards`, and megatron-core's layers. A `TensorPlan` holds for each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SQUARED_AT_ONCE = 1 << 24  # elements; bounds the float64 copy, as memory is fu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TensorPlan:
     """The tensors of a whole model that are trained and published, by name."""
 
     facts: Mapping[str, Tensor]  # published name -> dtype and shape, on meta
@@ -42,7 +42,7 @@ class Plan:
 
 def plan_of(
     model: nn.Module, trainable: Trainable | None, value_head: ValueHead | None = None
-) -> Plan:
+) -> TensorPlan:
     """The plan of a model that is not cut yet.
 
     Args:
@@ -56,7 +56,7 @@ def plan_of(
     weights = trainable.weights() if trainable else weights_of(model)
     learning = (trainable.parameters() if trainable else {}) | head
     published = {n: paths[t.data_ptr()] for n, t in weights.items() if t.data_ptr() in paths}
-    return Plan(
+    return TensorPlan(
         facts={n: torch.empty(t.shape, dtype=t.dtype, device="meta") for n, t in weights.items()},
         published=published,
         constant={n: t for n, t in weights.items() if n not in published},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlstreams.workers.compute.shards import Plan, ShardedModel
+from rlstreams.workers.compute.shards import ShardedModel, TensorPlan
 from rlstreams.workers.config.trainer import LayoutSection, LoraSection
 from rlstreams.workers.model.routes import RouterShape
 
@@ -32,7 +32,7 @@ class ModelSpec:
 class Layers:
     """The layers of a model on one rank, and how they compute."""
 
-    plan: Plan
+    plan: TensorPlan
     shards: ShardedModel
     routers: RouterShape | None  # shape that routes must fit; None: none are replayed
     why_padded: str  # reason that sequences are not packed into bins; "": they are

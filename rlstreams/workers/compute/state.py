@@ -67,7 +67,7 @@ class Gathered(LazyWeights):
         return len(self.facts)
 
 
-class State:
+class LearnerState:
     """See the module; `Learner` is one. A call of rank 0 is a call of all ranks."""
 
     def __init__(self, layers: Layers, lora: LoraSection, mesh: Mesh, step: int = 0) -> None:

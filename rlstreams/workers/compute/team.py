@@ -23,7 +23,15 @@ from typing import Any, TypeVar
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.compute.hosts import Hosts, reach
-from rlstreams.workers.compute.link import ALIVE, BEGIN, FREE, LOOPBACK, Answer, Link, Meeting
+from rlstreams.workers.compute.link import (
+    ALIVE,
+    BEGIN,
+    FREE,
+    LOOPBACK,
+    CommandResult,
+    Link,
+    Meeting,
+)
 from rlstreams.workers.compute.mesh import Mesh, Meshed
 from rlstreams.workers.model.base import RankLostError
 from rlstreams.workers.model.device import VISIBLE
@@ -94,7 +102,7 @@ class _Follower:
         where = f"on {at}" if isinstance(at, str) else f"process {at.pid}"
         self.name = f"rank {rank} of the {owner} ({where})"
         self.silent_s = 0.0
-        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[CommandResult] = queue.SimpleQueue()
         self.is_gone = False
         self._changed = changed
         self.link = Link(end, SILENT_S)
@@ -288,9 +296,9 @@ class Team:
         answers = self._wait(future)
         return future.result(), [answer.result for answer in answers]
 
-    def _wait(self, future: Future[Any]) -> list[Answer]:
+    def _wait(self, future: Future[Any]) -> list[CommandResult]:
         """Wait until all ranks are done, or one cannot be; the followers' answers by rank."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, CommandResult] = {}
         explain_until_s = 0.0
         for _ in self._looks(future, answers, self._together_s, "did not do its part"):
             found = self._out_of_memory(future, answers)
@@ -307,7 +315,7 @@ class Team:
         return [answers[follower.rank] for follower in self._followers]
 
     def _looks(
-        self, future: Future[Any], answers: dict[int, Answer], limit_s: float, undone: str
+        self, future: Future[Any], answers: dict[int, CommandResult], limit_s: float, undone: str
     ) -> Iterator[None]:
         """Yield at each message, until rank 0's part is done and each follower has answered.
 
@@ -336,7 +344,7 @@ class Team:
 
     @staticmethod
     def _out_of_memory(
-        future: Future[Any], answers: Mapping[int, Answer]
+        future: Future[Any], answers: Mapping[int, CommandResult]
     ) -> OutOfMemoryError | None:
         """The error of the lowest rank that ran out of memory."""
         if future.done() and isinstance(error := future.exception(), OutOfMemoryError):
@@ -347,7 +355,9 @@ class Team:
                 return OutOfMemoryError(index, f"rank {rank}: {detail}")
         return None
 
-    def _failed(self, future: Future[Any], answers: Mapping[int, Answer]) -> BaseException | None:
+    def _failed(
+        self, future: Future[Any], answers: Mapping[int, CommandResult]
+    ) -> BaseException | None:
         own = future.exception() if future.done() else None
         # An error of the transport follows from another rank's end; any other kind is this rank's
         # own.
@@ -364,7 +374,7 @@ class Team:
                 return FollowerError(f"{name} failed: {message}")
         return own
 
-    def _free(self, future: Future[Any], answers: dict[int, Answer]) -> None:
+    def _free(self, future: Future[Any], answers: dict[int, CommandResult]) -> None:
         """Get all ranks out of a pass that one of them could not finish.
 
         Raises:

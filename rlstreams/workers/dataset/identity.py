@@ -15,7 +15,7 @@ import msgspec
 from rlstreams.streams.digests import file_sha256, json_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
-from rlstreams.workers.dataset.sources import Kind, source_of
+from rlstreams.workers.dataset.sources import RowFormat, source_of
 
 # The place of data, and the way to reach it, do not change the content.
 _NOT_SHAPE = frozenset({"train", "held_out", "revision", "token"})
@@ -57,6 +57,6 @@ def _data_hash(data: DataSection, field: str) -> str | None:
         shape = shape_of(data)
     except (ConfigError, OSError):  # not on this machine: the role that reads it reports that
         return None
-    if source.kind is Kind.JSON_LINES and not shape:
+    if source.kind is RowFormat.JSON_LINES and not shape:
         return digest
     return json_sha256([digest, shape])

@@ -27,7 +27,7 @@ class PromptEncoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PromptLimits:
     """Limits of prompts, in tokens."""
 
     encoder: PromptEncoder

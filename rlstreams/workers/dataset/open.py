@@ -10,7 +10,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.dataset.limits import Limits, PromptEncoder
+from rlstreams.workers.dataset.limits import PromptEncoder, PromptLimits
 from rlstreams.workers.dataset.row import Row, RowReader, parse
 from rlstreams.workers.dataset.sources import numbered_rows, source_of
 from rlstreams.workers.dataset.table import Dataset, Pass, check_disjoint, hold_out
@@ -43,7 +43,7 @@ def open_problems(
     Raises:
         ConfigError: names field, file and line, and what is wrong there.
     """
-    limits = Limits(
+    limits = PromptLimits(
         encoder=encoder,
         longest=longest - 1 if longest else NO_LIMIT,
         min_tokens=data.min_prompt_tokens,

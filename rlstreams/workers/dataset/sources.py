@@ -28,7 +28,7 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}  # of tables of text, by ending
 _SAVED = ("state.json", "dataset_dict.json")  # files that `save_to_disk` leaves
 
 
-class Kind(StrEnum):
+class RowFormat(StrEnum):
     """Format of a source's rows."""
 
     JSON_LINES = "json-lines"
@@ -44,7 +44,7 @@ class Source:
     """A source of rows, by its name in the configuration."""
 
     field: str  # of the configuration
-    kind: Kind
+    kind: RowFormat
     name: str
     data: DataSection
     path: Path = Path()  # of files
@@ -53,12 +53,12 @@ class Source:
 
     def place(self, number: int) -> str:
         """`file:line`, or `name: row`, for messages."""
-        own = self.kind is Kind.JSON_LINES
+        own = self.kind is RowFormat.JSON_LINES
         return f"{self.path}:{number}" if own else f"{self.name}: row {number}"
 
     def files(self) -> Sequence[Path]:
         """The user's own files; a hub's data set and a gym's task have none."""
-        if self.kind in (Kind.HUB, Kind.GYM):
+        if self.kind in (RowFormat.HUB, RowFormat.GYM):
             return ()
         return (
             [self.path]
@@ -78,12 +78,12 @@ class Source:
             raise ConfigError(f"{self.field}: cannot read {self.name!r}: {err.strerror}") from err
 
     def _digest(self) -> str:
-        if self.kind is Kind.JSON_LINES:
+        if self.kind is RowFormat.JSON_LINES:
             return file_sha256(self.path)
-        if self.kind is Kind.GYM:
+        if self.kind is RowFormat.GYM:
             gym = self.data.gym
             known = [gym.rows, gym.seed, gym.options, _version("reasoning-gym")]
-        elif self.kind is Kind.HUB:
+        elif self.kind is RowFormat.HUB:
             known = [self.subset, self.split, self.data.revision]
         else:
             below = self.path if self.path.is_dir() else self.path.parent
@@ -108,13 +108,18 @@ def source_of(data: DataSection, field: str, named_by: str = "") -> Source:
             f"{field} is empty; name a file of JSON lines, Parquet or CSV, hf:NAME or gym:TASK"
         )
     if name.startswith(GYM):
-        return Source(field=field, kind=Kind.GYM, name=name.removeprefix(GYM), data=data)
+        return Source(field=field, kind=RowFormat.GYM, name=name.removeprefix(GYM), data=data)
     if name.startswith(HUB):
         if (match := _HUB_NAME.fullmatch(name)) is None:
             raise ConfigError(f"{field} must be hf:NAME[:SUBSET][@SPLIT], got {name!r}")
         split = match[3] or split
         return Source(
-            field=field, kind=Kind.HUB, name=match[1], data=data, subset=match[2] or "", split=split
+            field=field,
+            kind=RowFormat.HUB,
+            name=match[1],
+            data=data,
+            subset=match[2] or "",
+            split=split,
         )
     path = Path(name)
     if not path.exists():
@@ -132,7 +137,7 @@ def numbered_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[int,
         ConfigError: it cannot be read, needs a package that is not installed, or holds what JSON
             cannot say.
     """
-    if source.kind is Kind.JSON_LINES:
+    if source.kind is RowFormat.JSON_LINES:
         try:
             with source.path.open("rb", buffering=1 << 20) as file:
                 for number, line in numbered_lines(file, f"{source.field}: {source.path}"):
@@ -144,11 +149,11 @@ def numbered_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[int,
             ) from err
         return
     readers = {
-        Kind.PARQUET: _parquet,
-        Kind.TABLE: _table,
-        Kind.SAVED: _saved,
-        Kind.HUB: _hub,
-        Kind.GYM: _gym,
+        RowFormat.PARQUET: _parquet,
+        RowFormat.TABLE: _table,
+        RowFormat.SAVED: _saved,
+        RowFormat.HUB: _hub,
+        RowFormat.GYM: _gym,
     }
     for number, fields in enumerate(readers[source.kind](source, columns), 1):
         place = f"{source.field}: {source.place(number)}"
@@ -163,20 +168,22 @@ def first_parquet_rows(path: Path, field: str, count: int) -> tuple[list[Fields]
     """
     import pyarrow.parquet
 
-    source = Source(field=field, kind=Kind.PARQUET, name=str(path), data=DataSection(), path=path)
+    source = Source(
+        field=field, kind=RowFormat.PARQUET, name=str(path), data=DataSection(), path=path
+    )
     rows = list(itertools.islice(_parquet(source, ()), count))
     return rows, pyarrow.parquet.read_metadata(path).num_rows
 
 
-def _kind_of(path: Path, field: str) -> Kind:
+def _kind_of(path: Path, field: str) -> RowFormat:
     if path.is_file():
         if path.suffix.lower() in SEPARATORS:
-            return Kind.TABLE
-        return Kind.PARQUET if path.suffix == ".parquet" else Kind.JSON_LINES
+            return RowFormat.TABLE
+        return RowFormat.PARQUET if path.suffix == ".parquet" else RowFormat.JSON_LINES
     if any((path / name).is_file() for name in _SAVED):
-        return Kind.SAVED
+        return RowFormat.SAVED
     if any(path.glob("*.parquet")):
-        return Kind.PARQUET
+        return RowFormat.PARQUET
     raise ConfigError(
         f"{field}: folder {str(path)!r} has neither Parquet files nor what `save_to_disk` of "
         "`datasets` writes"

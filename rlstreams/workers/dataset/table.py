@@ -23,9 +23,9 @@ from rlstreams.streams.digests import json_sha256
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.dataset.identity import shape_of
-from rlstreams.workers.dataset.limits import Limits
+from rlstreams.workers.dataset.limits import PromptLimits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
-from rlstreams.workers.dataset.sources import Kind, Source, numbered_rows
+from rlstreams.workers.dataset.sources import RowFormat, Source, numbered_rows
 
 KEPT_FROM_BYTES = 32 << 20  # a smaller file is read in a moment
 _VERSION = 3  # of a table's content
@@ -77,7 +77,7 @@ class Pass:
 
     source: Source
     reader: RowReader
-    limits: Limits
+    limits: PromptLimits
     progress: Callable[[str], None] = field(default=lambda _: None)
 
     def dataset(self) -> Dataset:
@@ -111,7 +111,7 @@ class Pass:
         source, shape = self.source, shape_of(self.source.data)
         try:
             before = [_signature(path) for path in source.files()]
-            if source.kind is Kind.JSON_LINES and before[0][0] < KEPT_FROM_BYTES:
+            if source.kind is RowFormat.JSON_LINES and before[0][0] < KEPT_FROM_BYTES:
                 return pyarrow.Table.from_batches(self._batches(before), _schema())
             known = [_VERSION, source.kind, source.digest(), shape, self.limits.key]
             path = cache_folder() / "tables" / f"{json_sha256(known)}.arrow"

@@ -21,7 +21,7 @@ from rlstreams.streams.sessions.session import Session, added, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, answer_message
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
-from rlstreams.workers.gateway.shared import Shared
+from rlstreams.workers.gateway.shared import SharedParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,9 @@ class PromptIds:
 class Dialogue:
     """The calls of a session by their messages."""
 
-    def __init__(self, shared: Shared, log: Session, sampling: Sampling, matcher: Matcher) -> None:
+    def __init__(
+        self, shared: SharedParts, log: Session, sampling: Sampling, matcher: Matcher
+    ) -> None:
         self._shared = shared
         self._matcher = matcher
         self._log = log

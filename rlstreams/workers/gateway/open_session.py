@@ -49,8 +49,8 @@ from rlstreams.workers.gateway.port import (
     Report,
     ending,
 )
-from rlstreams.workers.gateway.records import Records
-from rlstreams.workers.gateway.shared import BUSY_S, Shared
+from rlstreams.workers.gateway.records import SessionRecords
+from rlstreams.workers.gateway.shared import BUSY_S, SharedParts
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.sandbox.reward import Judgement, check_judgement
 
@@ -63,7 +63,7 @@ class OpenSession:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedParts,
         record: Record[Prompt],
         log: Session,
         limits: CallLimits,
@@ -101,7 +101,7 @@ class OpenSession:
         self._writing: set[str] = set()  # those of them that are being committed
         self._listening = Counter[str]()  # clients that wait for the answer
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
-        self.records = Records(shared, record, log.session_id, self.start, auxiliary)
+        self.records = SessionRecords(shared, record, log.session_id, self.start, auxiliary)
         self._dialogue = Dialogue(shared, log, sampling, matcher)
         self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:

@@ -35,17 +35,17 @@ from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import answer_message
 from rlstreams.workers.gateway.dialogue import PromptIds
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Report
-from rlstreams.workers.gateway.shared import Shared
+from rlstreams.workers.gateway.shared import SharedParts
 
 E = TypeVar("E", bound=Event)
 
 
-class Records:
+class SessionRecords:
     """Makes the records, and has them committed, each to its prompt's partition number."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedParts,
         record: Record[Prompt],
         session_id: str,
         start: int,

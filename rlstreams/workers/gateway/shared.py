@@ -20,7 +20,7 @@ CALLS_PER_SLOT = 4  # under way, for each that the engine samples at a time
 
 
 @dataclass(slots=True, kw_only=True)
-class Shared:
+class SharedParts:
     """Shared parts and names; the number of calls under way, and the loads that can be read."""
 
     engine: Engine

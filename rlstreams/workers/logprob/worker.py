@@ -22,7 +22,7 @@ from rlstreams.workers.logprob.scoring import Reference, score_records
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Handover
+from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Offloading
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
@@ -81,7 +81,7 @@ class LogprobStage:
         self._passed: list[Finished] = []
         self._scorers = [scorer] if reference is None else [scorer, reference.scorer]
         self._may_begin = True  # False: it has no turn on its device, or its turn ends
-        self._handover = Handover(
+        self._offloading = Offloading(
             lambda: self._compute.submit(self._for_scorers, "off_load"),
             lambda: self._compute.submit(self._for_scorers, "load_back"),
         )
@@ -171,11 +171,11 @@ class LogprobStage:
         """Off-load, once what is being scored and pulled is there."""
         self._may_begin = False
         is_busy = bool(self._windows) or self._puller.pulling is not None
-        return not is_busy and self._handover.to(here=False)
+        return not is_busy and self._offloading.to(here=False)
 
     def take_device(self) -> bool:
         """Load the held versions back."""
-        self._may_begin = self._handover.to(here=True)
+        self._may_begin = self._offloading.to(here=True)
         return self._may_begin
 
     def _for_scorers(self, method: str) -> None:

@@ -14,7 +14,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.foreign import EventReader
-from rlstreams.workers.loop.lease import Turns
+from rlstreams.workers.loop.lease import RoleTurns
 from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
@@ -93,7 +93,7 @@ class ControlledRole(RoleAround):
         role: Role,
         paused: Pausable,
         control: ControlFollower,
-        turns: Turns | None = None,
+        turns: RoleTurns | None = None,
     ) -> None:
         super().__init__(role)
         self._paused = paused

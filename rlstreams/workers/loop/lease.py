@@ -38,7 +38,7 @@ def lock_file(folder: Path, worker: str) -> Path:
     return folder / f"{worker}.device.lock"
 
 
-class Turns(Protocol):
+class RoleTurns(Protocol):
     """A role's part in the turns on a device."""
 
     def turn(self, role: object) -> bool:
@@ -76,7 +76,7 @@ class FollowedTurns:
         """Do nothing."""
 
 
-class Handover:
+class Offloading:
     """Hand-over of a device in the background, one change at a time.
 
     Args:

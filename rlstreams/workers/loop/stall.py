@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from rlstreams.streams.log.errors import DeadlineError
-from rlstreams.streams.views.stalls import Limits
+from rlstreams.streams.views.stalls import StallLimits
 from rlstreams.streams.workers import PROGRESS
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.reward import judged_by_server, judging_s
@@ -34,12 +34,12 @@ class StuckError(DeadlineError):
     """This worker finished nothing for longer than its work may take."""
 
 
-def limits_of(config: RunConfig) -> Limits:
+def limits_of(config: RunConfig) -> StallLimits:
     """Limits for the work of a run: for its roles, for `up` and for the monitor."""
     sample_s = config.rollout.sample_deadline_s + judging_s(
         judged_by_server(config.reward, config.judge)
     )
-    return Limits(
+    return StallLimits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,
         sample_s=sample_s * config.rollout.max_attempts + config.outcome.late_s,
@@ -65,7 +65,7 @@ def turn_limit_s(config: RunConfig) -> float:
 class StuckWatch:
     """Follows the reported states of one worker. Pure: times are given."""
 
-    def __init__(self, worker: str, role: str, limits: Limits) -> None:
+    def __init__(self, worker: str, role: str, limits: StallLimits) -> None:
         self._worker = worker
         self._role = role
         self._limits = limits

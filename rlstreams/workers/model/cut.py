@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import StepCompleted
-from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, Row, Taken
+from rlstreams.workers.model.prefixes import MOST_TAKEN, Prefixes, PrefixRow, Taken
 
 _ALIGNED = 128  # tokens: the kernels' block size
 
@@ -112,14 +112,14 @@ def _cut_shared(prefixes: Prefixes, bin_tokens: int) -> Cut:
         range(len(lengths)), key=lambda index: (*longest[families[index]], -lengths[index], index)
     )
     members: list[list[int]] = []
-    rows: list[Row] = []
+    rows: list[PrefixRow] = []
     for index in order:
         room = bin_tokens - lengths[index] + prefixes.most(index)  # most bins have none
         takes = [row.takes(index, bin_tokens) if row.num_tokens <= room else None for row in rows]
         most = max((tokens for tokens in takes if tokens is not None), default=None)
         if most is None:
             members.append([])
-            rows.append(Row(prefixes))
+            rows.append(PrefixRow(prefixes))
         place = len(rows) - 1 if most is None else takes.index(most)
         members[place].append(index)
         rows[place].add(index)
@@ -254,7 +254,7 @@ def _binned(
     for own in members:
         tokens = sum(lengths[index] for index in own)
         if prefixes is not None:
-            row = Row(prefixes)
+            row = PrefixRow(prefixes)
             for index in own:
                 row.add(index)
             tokens = max(row.num_tokens, -(-row.num_taken // MOST_TAKEN))

@@ -104,7 +104,7 @@ def _visible(field: str, number: int) -> str:
     return names[number]
 
 
-class Run(Protocol):
+class BinRunner(Protocol):
     """Decides when a bin is computed."""
 
     def __call__(self, work: Callable[[], T], /) -> T:
@@ -112,5 +112,5 @@ class Run(Protocol):
 
 
 def at_once(work: Callable[[], T], /) -> T:
-    """Run `work` at once: a `Run` of a process that has its GPU to itself."""
+    """Run `work` at once: a `BinRunner` of a process that has its GPU to itself."""
     return work()

@@ -30,7 +30,7 @@ _EXACT = 4  # bytes of the numbers that sums are taken in
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedKeys:
     """Places of the keys of a row's sequences, several of which have keys in common."""
 
     # int32 ((1 + MOST_TAKEN) * T,): place in the row of each key, sequence by sequence; then 0.
@@ -44,7 +44,7 @@ class Shared:
     tree: Tensor
 
     @classmethod
-    def of(cls, own: Sequence[int], taken: Sequence[Taken], num_tokens: int) -> Shared:
+    def of(cls, own: Sequence[int], taken: Sequence[Taken], num_tokens: int) -> SharedKeys:
         """
         Args:
             own: tokens that each sequence has in the row, the rest of the row included.
@@ -78,9 +78,9 @@ class Shared:
         arrays = (keys, starts, own_T, before_T, tree)
         return cls(*map(torch.from_numpy, arrays))
 
-    def to(self, device: torch.device | str) -> Shared:
+    def to(self, device: torch.device | str) -> SharedKeys:
         """The same on a device, except for the tensor that stays on the host."""
-        return Shared(
+        return SharedKeys(
             self.keys.to(device, non_blocking=True),
             self.starts.to(device, non_blocking=True),
             self.own.to(device, non_blocking=True),
@@ -99,7 +99,7 @@ class Documents:
     positions_1T: Tensor  # int64, from 0 in each sequence
     starts: Tensor  # int32 (T + 1,): first token of each; from entry `number` on, T
     extent: Tensor  # int64 (2,) on the host: number of sequences, most tokens of one in the row
-    shared: Shared | None = None  # None: sequences have no tokens in common
+    shared: SharedKeys | None = None  # None: sequences have no tokens in common
 
     @classmethod
     def of(
@@ -128,7 +128,7 @@ class Documents:
             torch.from_numpy(positions[None]),
             torch.from_numpy(starts),
             torch.tensor([len(own), max(own)]),
-            None if taken is None else Shared.of(own, over, num_tokens),
+            None if taken is None else SharedKeys.of(own, over, num_tokens),
         )
 
     def to(self, device: torch.device | str) -> Documents:

@@ -79,11 +79,11 @@ class Prefixes:
 
     def taken(self, members: Sequence[int]) -> tuple[Taken, ...]:
         """Tokens that each of these sequences takes over, if they are laid out in this order."""
-        row = Row(self)
+        row = PrefixRow(self)
         return tuple(row.add(index) for index in members)
 
 
-class Row:
+class PrefixRow:
     """Sequences that are laid out one behind another."""
 
     def __init__(self, prefixes: Prefixes) -> None:

@@ -19,7 +19,7 @@ from rlstreams.workers.prompts.replacing import Replacements
 GROUPS_PER_COMMIT = 64
 
 
-class Plan:
+class IssuePlan:
     """Reads the folds of `steps`, `prompts` and `dead-letters`; the worker commits its prompts.
 
     Args:

@@ -29,7 +29,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.model.folder import max_tokens_of, read_config
 from rlstreams.workers.prompts.issue import PromptWriter
 from rlstreams.workers.prompts.issued import Issued, read_issued
-from rlstreams.workers.prompts.plan import Plan
+from rlstreams.workers.prompts.plan import IssuePlan
 from rlstreams.workers.prompts.replacing import DroppedGroups, Replacements
 
 POLL_S = 0.05
@@ -85,7 +85,7 @@ class PromptsWorker:
         self._steps = EventReader(bus, bus.beginnings(STEPS.name), context.worker)
         self._history = bus.ends(STEPS.name)  # nothing is issued before it is read up to here
         self._replacements = Replacements(bus, config.run.id, dropped)
-        self._plan = Plan(
+        self._plan = IssuePlan(
             config,
             self._ledger,
             self._issued,

@@ -9,12 +9,12 @@ from rlstreams.schemas.events import Trajectory
 from rlstreams.streams.rows import main_row
 from rlstreams.streams.segments import ids_of, turns
 from rlstreams.streams.sessions.chain import Chain
-from rlstreams.workers.sandbox.reward import STOP, Sample
+from rlstreams.workers.sandbox.reward import STOP, AnswerToJudge
 
 
 def sample_of_chain(
     chain: Chain, text: str, answer: str, metadata: str, decode: Callable[[Sequence[int]], str]
-) -> Sample:
+) -> AnswerToJudge:
     """The sample of a chain, to be judged.
 
     Args:
@@ -27,7 +27,7 @@ def sample_of_chain(
     """
     answers = [ids_of(call.segments) for call in chain.calls]
     cut = chain.calls[-1].finish_reason == "length"
-    return Sample(
+    return AnswerToJudge(
         prompt=text,
         completion=decode(answers[-1]),
         answer=answer,
@@ -44,7 +44,7 @@ def sample_of_trajectory(
     answer: str,
     metadata: str,
     decode: Callable[[Sequence[int]], str],
-) -> Sample:
+) -> AnswerToJudge:
     """The sample of a trajectory, to be judged again: the last turn of its main row, and all of
     them. An environment's text is given as the policy read it, with the template's own words
     around it.
@@ -56,7 +56,7 @@ def sample_of_trajectory(
     if not own:
         raise ValueError(f"sample {event.group_id}/{event.sample} has no token of the policy")
     segments, ids = own[-1]
-    return Sample(
+    return AnswerToJudge(
         prompt=text,
         completion=decode(ids),
         answer=answer,

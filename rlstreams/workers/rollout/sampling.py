@@ -42,7 +42,7 @@ from rlstreams.workers.rollout.player import Concluded
 from rlstreams.workers.rollout.trajectory import trajectory_of
 from rlstreams.workers.rollout.turns import Turns
 from rlstreams.workers.sandbox.environment import Ends, PolicyTurn, Says, UserEpisode
-from rlstreams.workers.sandbox.reward import Judgement, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, Verifier
 from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError
 
 MOST_PER_TOKEN = 32  # characters; text has about 4
@@ -151,7 +151,7 @@ class Sampler:
     async def _judged(self, prompt: Prompt, played: Played) -> Judgement:
         last = played.last
         return await self.verifier.verify(
-            Sample(
+            AnswerToJudge(
                 prompt.text,
                 last.text,
                 prompt.answer,

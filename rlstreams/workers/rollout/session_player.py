@@ -27,7 +27,7 @@ class SessionPlayer:
     def __init__(self, sessions: Sessions, bus: Bus, waited_for: OutcomeSection) -> None:
         self.sessions = sessions
         self.late = LateOutcomes(bus, waited_for)
-        self._shared = sessions.keeper.shared
+        self._shared = sessions.open_sessions.shared
         self._runners = sessions.runners
         self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
         self._over: list[Concluded] = []  # prompts whose session was closed before

@@ -37,22 +37,22 @@ from rlstreams.streams.sessions.chain import (
 )
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.streams.sessions.verdict import Verdict
-from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Place, Start
+from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, SamplePlace, Start
 from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import Matcher
-from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.limits import CallLimits
 from rlstreams.workers.gateway.open_session import OpenSession
+from rlstreams.workers.gateway.open_sessions import OpenSessions
 from rlstreams.workers.gateway.port import Report
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
 from rlstreams.workers.rollout.clock import SampleClock
 from rlstreams.workers.rollout.ends import JUDGED, REASONS, trajectory_of_session
 from rlstreams.workers.rollout.judged import sample_of_chain
-from rlstreams.workers.sandbox.reward import RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, RewardError, Verifier
 
 if TYPE_CHECKING:
     from rlstreams.workers.gateway.http.serve import GatewayServer
@@ -63,7 +63,7 @@ CLIENTS_KEY_S = 30 * 86_400.0  # that a client's key holds: it outlives workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class ConfiguredAgent:
     """An agent of the run."""
 
     section: AgentSection
@@ -125,8 +125,8 @@ class Closed:
 class Sessions:
     """Runs the sessions of a worker: its agents, verifier and limits."""
 
-    keeper: Keeper
-    members: Sequence[Member]
+    open_sessions: OpenSessions
+    members: Sequence[ConfiguredAgent]
     verifier: Verifier
     verifier_name: str  # that judges what an agent has not judged itself
     by_agent: bool  # the agent's own number is the reward
@@ -144,20 +144,20 @@ class Sessions:
         from rlstreams.workers.gateway.http import serve  # a web server, for agents alone
 
         if (runners := self.runners) is None:
-            self.server = await serve.start(self.keeper)
+            self.server = await serve.start(self.open_sessions)
             return
-        self.server = await serve.start(self.keeper, desk=runners, door=runners.door)
+        self.server = await serve.start(self.open_sessions, desk=runners, door=runners.door)
         runners.listening(self.server.door_port)
 
     async def close(self) -> None:
         """Take no more requests, and end what agents keep running."""
-        self.keeper.end()
+        self.open_sessions.end()
         for member in self.members:
             await member.agent.close()
         if self.server is not None:
             await self.server.close(0.0)
 
-    def member_of(self, prompt: Prompt) -> Member:
+    def member_of(self, prompt: Prompt) -> ConfiguredAgent:
         """The agent of a sample: one for all of a group, drawn by weight; for a held-out row one
         that reads rows."""
         members = self.members
@@ -183,7 +183,7 @@ class Sessions:
         Args:
             log: what is recorded of the session so far.
             caught_up: see `OpenSession.begin`.
-            siblings: see `Place`.
+            siblings: see `SamplePlace`.
 
         Raises:
             EngineError: the engine will sample no more.
@@ -205,7 +205,7 @@ class Sessions:
         self,
         record: Record[Prompt],
         log: Session,
-        member: Member,
+        member: ConfiguredAgent,
         caught_up: Callable[[], bool] | None,
         client_group: str,
     ) -> Closed:
@@ -251,10 +251,12 @@ class Sessions:
         log.close(await records.committed(records.closed(log, closed.kind, closed.detail)))
         closed.is_waiting = True
 
-    def _session(self, record: Record[Prompt], log: Session, member: Member) -> OpenSession:
+    def _session(
+        self, record: Record[Prompt], log: Session, member: ConfiguredAgent
+    ) -> OpenSession:
         section = member.section
         return OpenSession(
-            self.keeper.shared,
+            self.open_sessions.shared,
             record,
             log,
             CallLimits(max_calls=section.max_calls, max_tokens=section.max_tokens),
@@ -265,11 +267,11 @@ class Sessions:
         )
 
     async def _played(
-        self, session: OpenSession, prompt: Prompt, member: Member
+        self, session: OpenSession, prompt: Prompt, member: ConfiguredAgent
     ) -> tuple[str, str]:
         """Run one start of the agent; return kind and detail of its end."""
         limit_s, ours = member.section.timeout_s, not member.section.outside
-        key = self.keeper.open(session, self.deadline_s + KEY_S if ours else CLIENTS_KEY_S)
+        key = self.open_sessions.open(session, self.deadline_s + KEY_S if ours else CLIENTS_KEY_S)
         assert self.server is not None
         begun = Start(
             session_id=session.session_id,
@@ -277,7 +279,7 @@ class Sessions:
             url=self.server.url,
             key=key,
             ended=session.ended,
-            silent_s=partial(self.keeper.silent_s, session),
+            silent_s=partial(self.open_sessions.silent_s, session),
         )
         running = asyncio.ensure_future(member.agent.run(begun))
         said = asyncio.ensure_future(session.ended.wait())
@@ -300,7 +302,7 @@ class Sessions:
             for task in (running, said):
                 task.cancel()
             await asyncio.wait({running, said})
-            await self.keeper.shut(session, is_lost=is_lost)
+            await self.open_sessions.shut(session, is_lost=is_lost)
         if ending is None and running.done() and not running.cancelled():
             running.result()  # raises: it was lost
         return await self._kind(session, ending or Ending())
@@ -357,15 +359,15 @@ class Sessions:
         report = Report(reward=judged.reward, parts=judged.parts, note=judged.note)
         closed.outcome = closed.judged = closed.session.records.outcome(report, self.verifier_name)
 
-    def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> Sample:
+    def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> AnswerToJudge:
         """The sample for a verifier: the last answer, and all of them."""
-        decode = self.keeper.shared.tokenizer.decode
+        decode = self.open_sessions.shared.tokenizer.decode
         return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
 
 
-def place_of(prompt: Prompt, log: Session, siblings: Mapping[str, str]) -> Place:
+def place_of(prompt: Prompt, log: Session, siblings: Mapping[str, str]) -> SamplePlace:
     """The place of a sample, with the client group that it had."""
-    return Place(
+    return SamplePlace(
         session_id=log.session_id,
         group_id=prompt.group_id,
         group_size=prompt.group_size,

@@ -21,7 +21,7 @@ from rlstreams.workers.config.reward import (
 )
 from rlstreams.workers.config.user_code import Option, located, resolved
 from rlstreams.workers.rollout.quick_verifiers import QUICK_VERIFIERS
-from rlstreams.workers.sandbox.reward import Judge, Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judge, Judgement, RewardError, Verifier
 from rlstreams.workers.sandbox.user_code import UserCode
 from rlstreams.workers.sandbox.verifier import EXTRA, UserVerifier
 
@@ -89,7 +89,7 @@ class _Sum:
         """
         self._terms = terms
 
-    async def __call__(self, sample: Sample) -> Judgement:
+    async def __call__(self, sample: AnswerToJudge) -> Judgement:
         """One term that fails fails the sum."""
         reward = 0.0
         parts: dict[str, float] = {}
@@ -106,7 +106,7 @@ class _Sum:
         return Judgement(reward=reward, parts=parts, note="\n".join(notes))
 
 
-async def _unfinished(_: Sample) -> Judgement:
+async def _unfinished(_: AnswerToJudge) -> Judgement:
     """Judgement of a sample that ended before its environment, or agent, gave a number."""
     return Judgement(reward=0.0, parts={"unfinished": 1.0})
 
@@ -181,7 +181,7 @@ def _quick(verifier: Callable[..., float], options: Mapping[str, Option], title:
         if not isinstance(value, (kind, int) if kind is float else kind):
             raise ConfigError(f"{title}: option {name} must be a {kind.__name__}, got {value!r}")
 
-    async def judge(sample: Sample) -> Judgement:
+    async def judge(sample: AnswerToJudge) -> Judgement:
         return Judgement(reward=verifier(sample.completion, sample.answer, **options))
 
     return judge

@@ -18,7 +18,7 @@ from rlstreams.workers.loop.agreement import judged_by
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Handover
+from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Offloading
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_prompt
@@ -76,7 +76,7 @@ class RolloutStage:
         self._ended: dict[Hashable, asyncio.Task[Rolled]] = {}
         self._num_sampled = 0
         self._may_begin = True  # False: it has no turn on its device, or its turn ends
-        self._handover = Handover(
+        self._offloading = Offloading(
             lambda: self._loop.submit(self._sleep()), lambda: self._loop.submit(self._wake())
         )
         self._loop.wait(engine.start(), START_S, f"engine {engine.name}")
@@ -186,11 +186,11 @@ class RolloutStage:
     def give_up_device(self) -> bool:
         """Cut what is sampled, once no pull is under way; it goes on in the next turn."""
         self._may_begin = False
-        return self._puller.pulling is None and self._handover.to(here=False)
+        return self._puller.pulling is None and self._offloading.to(here=False)
 
     def take_device(self) -> bool:
         """Load back, or wait for a first server; where that lost the weights, a pull is next."""
-        self._may_begin = self._handover.to(here=True) and self._engine.is_up
+        self._may_begin = self._offloading.to(here=True) and self._engine.is_up
         return self._may_begin
 
     async def _sleep(self) -> None:
@@ -214,7 +214,7 @@ class RolloutStage:
         state, detail = "waiting", self._player.waits_for
         if not self._may_begin:
             state, detail = OFFLOADED, AWAITS_TURN
-        elif self._handover.was_used and self._puller.pulling is not None:
+        elif self._offloading.was_used and self._puller.pulling is not None:
             state, detail = "pulling", f"policy version {self._puller.pulling}"
         elif len(self._running) > self._player.num_waiting:
             state, detail = "working", f"and waiting {detail}" if detail else ""
@@ -240,7 +240,7 @@ class RolloutStage:
     def may_join(self) -> bool:
         """Whether it holds weights, for which a server may have to start; or has had to wait for
         its turn on a device, which only work in its partitions brings."""
-        return self._handover.was_used or self._engine.policy_version in self._puller.loads
+        return self._offloading.was_used or self._engine.policy_version in self._puller.loads
 
     def close(self) -> None:
         """Give up open samples; they stay in flight."""

@@ -230,7 +230,7 @@ class Code:
         return {"error": f"{loading.where(err, self.file)}: {named}", "again": not is_final}
 
 
-class Link:
+class WorkerLink:
     """The socket to the worker. When it closes the worker is gone: end, even amid user code."""
 
     def __init__(self, fd: int) -> None:
@@ -297,7 +297,7 @@ class BrokenOff(BaseException):
     """Raised amid a plain step that has missed its deadline."""
 
 
-def serve(link: Link, code: Code, ready: Reply) -> NoReturn:
+def serve(link: WorkerLink, code: Code, ready: Reply) -> NoReturn:
     """Answer one request after the other in the main thread; the link ends the process.
 
     Objects stay in the thread that made them, which some libraries want. A signal breaks off
@@ -337,7 +337,7 @@ def serve(link: Link, code: Code, ready: Reply) -> NoReturn:
         link.send(number, reply, code.place)
 
 
-async def serve_async(link: Link, code: Code, ready: Reply) -> None:
+async def serve_async(link: WorkerLink, code: Code, ready: Reply) -> None:
     """Answer requests side by side, for ever; the link ends the process."""
     import asyncio
 
@@ -368,7 +368,7 @@ async def serve_async(link: Link, code: Code, ready: Reply) -> None:
 
 def main(fd: int) -> None:
     """Load, say so, then answer until the worker closes the link."""
-    link = Link(fd)
+    link = WorkerLink(fd)
     try:
         limit_memory(link.spec["memory_mb"])
         code = Code(link.spec)

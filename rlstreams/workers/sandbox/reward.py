@@ -18,7 +18,7 @@ class RewardError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class AnswerToJudge:
     """An answer to be judged."""
 
     prompt: str
@@ -51,7 +51,7 @@ def check_judgement(judged: Judgement) -> None:
         check_reward(f"part {name!r} of the reward", part)
 
 
-Judge = Callable[[Sample], Awaitable[Judgement]]
+Judge = Callable[[AnswerToJudge], Awaitable[Judgement]]
 
 
 class Verifier(AbstractContextManager["Verifier"]):
@@ -71,7 +71,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.num_open = 0
         """Samples that wait for their reward."""
 
-    async def verify(self, sample: Sample) -> Judgement:
+    async def verify(self, sample: AnswerToJudge) -> Judgement:
         """The reward of a sample.
 
         Raises:
@@ -90,7 +90,7 @@ class Verifier(AbstractContextManager["Verifier"]):
             raise RewardError(str(err)) from None
         return judged
 
-    def judge(self, sample: Sample) -> Judgement:
+    def judge(self, sample: AnswerToJudge) -> Judgement:
         """The same, for a thread without an event loop."""
         return asyncio.run(self.verify(sample))
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from rlstreams.workers.sandbox.environment import Ends, outcome_of
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError
 from rlstreams.workers.sandbox.sandbox import Sandbox
 from rlstreams.workers.sandbox.user_code import LostCallError, UserCode, UserCodeError
 
@@ -36,7 +36,7 @@ class UserVerifier:
         # A call takes whichever process is free first: it waits here, not at one of them.
         self._room = asyncio.Semaphore(code.processes * self._sandbox.processes[0].room)
 
-    async def __call__(self, sample: Sample) -> Judgement:
+    async def __call__(self, sample: AnswerToJudge) -> Judgement:
         """Judge in a child process.
 
         Raises:
@@ -52,7 +52,7 @@ class UserVerifier:
         """End the processes; idempotent."""
         self._sandbox.close()
 
-    async def _judged(self, sample: Sample) -> Judgement:
+    async def _judged(self, sample: AnswerToJudge) -> Judgement:
         for attempt in range(self._attempts):
             if attempt:
                 await asyncio.sleep(PAUSE_S * 4 ** (attempt - 1))
@@ -64,7 +64,7 @@ class UserVerifier:
                 break
         raise UserCodeError(f"{error}, the last of {attempt + 1} attempts" if attempt else error)
 
-    async def _attempt(self, sample: Sample) -> Judgement:
+    async def _attempt(self, sample: AnswerToJudge) -> Judgement:
         """
         Raises:
             LostCallError: another attempt may fare better.

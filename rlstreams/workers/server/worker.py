@@ -111,7 +111,7 @@ class Users:
         self._reader.close()
 
 
-class Turn:
+class MemoryLease:
     """Whether the server may have memory: always, or while a rollout worker has the device."""
 
     def __init__(self, *, is_shared: bool) -> None:
@@ -174,7 +174,7 @@ class ServerWorker:
         self._producer: Producer | None = self._bus.producer(self._transactional_id)
         self._again_s = 0.0  # when the broker is asked again
         self._users = Users(context.bus, url)
-        self._turn = Turn(is_shared=is_shared)
+        self._turn = MemoryLease(is_shared=is_shared)
         self._began_s = time.monotonic()
         self._ready_s: float | None = None
         self._used_by = ""  # the worker's process in whose lease it was started

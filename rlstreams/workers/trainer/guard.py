@@ -44,7 +44,7 @@ FEWEST_OF_SAMPLE = 16
 SHOWN = 4  # tokens of the worst sample in the alarm
 
 
-class Source(NamedTuple):
+class SegmentSource(NamedTuple):
     """Sampler of a segment: worker, engine and load."""
 
     worker: str
@@ -62,7 +62,7 @@ class Compared:
     """One segment of a sample, scored under the version that sampled it. N tokens."""
 
     sample: str
-    source: Source
+    source: SegmentSource
     ids_N: npt.NDArray[np.int32]
     sampler_N: npt.NDArray[np.float32]  # log-probs, nats
     scorer_N: npt.NDArray[np.float32]
@@ -97,8 +97,8 @@ def compared(samples: Iterable[ScoredTrajectory]) -> Iterator[Compared]:
             )
 
 
-def _source(worker: str, engine: str, segment: Segment) -> Source:
-    return Source(worker, engine, segment.policy_version, segment.load_id)
+def _source(worker: str, engine: str, segment: Segment) -> SegmentSource:
+    return SegmentSource(worker, engine, segment.policy_version, segment.load_id)
 
 
 def usual(steps: Sequence[float]) -> float:
@@ -172,8 +172,8 @@ def _surely(parts: Iterable[Compared]) -> float:
     return float(distance_N.mean() - SURE * distance_N.std() / math.sqrt(len(distance_N)))
 
 
-def _by_source(parts: Iterable[Compared]) -> Mapping[Source, list[Compared]]:
-    found: dict[Source, list[Compared]] = {}
+def _by_source(parts: Iterable[Compared]) -> Mapping[SegmentSource, list[Compared]]:
+    found: dict[SegmentSource, list[Compared]] = {}
     for part in parts:
         found.setdefault(part.source, []).append(part)
     return found

@@ -36,7 +36,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.redo.redo import Redone
 from rlstreams.workers.trainer.training.training import Trained
-from rlstreams.workers.weights.channel import Manifest, WeightServer
+from rlstreams.workers.weights.channel import WeightManifest, WeightServer
 from rlstreams.workers.weights.store.writer import Stored
 
 HEARTBEAT_S = 2.0
@@ -264,7 +264,7 @@ class LedgerWriter:
         self._commit([outgoing(STEPS, event)])
         self._log.warning("redo_drifted", step=step, policy_version=policy_version)
 
-    def published(self, step: int, manifest: Manifest, server: WeightServer) -> None:
+    def published(self, step: int, manifest: WeightManifest, server: WeightServer) -> None:
         """Announce that the version can be pulled."""
         event = PolicyPublished(
             model=self._ours["run"],

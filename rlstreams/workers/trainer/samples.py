@@ -20,7 +20,7 @@ from rlstreams.workers.trainer.training.training import Training, UntrainableSam
 DROP_EVERY_S = 0.25
 
 
-class Samples:
+class TrainerSamples:
     """Intake, planner and payloads of one trainer.
 
     Args:

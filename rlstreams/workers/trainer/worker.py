@@ -25,7 +25,7 @@ from rlstreams.workers.trainer.publisher import Publisher
 from rlstreams.workers.trainer.recovery import Recovery
 from rlstreams.workers.trainer.redo.redo import Coroutine, drift_error
 from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
-from rlstreams.workers.trainer.samples import Samples
+from rlstreams.workers.trainer.samples import TrainerSamples
 from rlstreams.workers.trainer.training.step_cost import waits
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from rlstreams.workers.trainer.turns import TrainerTurns
@@ -93,7 +93,7 @@ class TrainerWorker:
                 drop_expired(bus, ledger, writer, self._log)
             self._recovery = Recovery(context, bus, ledger, training, self._compute, writer)
             self._turns = TrainerTurns(training, writer, self._compute)
-            self._samples = Samples(
+            self._samples = TrainerSamples(
                 context, bus, ledger, training, writer, self._reporter, writer.while_reading
             )
 

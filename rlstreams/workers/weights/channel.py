@@ -32,7 +32,7 @@ class VersionGoneError(WeightError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class WeightManifest:
     """A server's offer under one version number."""
 
     policy_version: int
@@ -64,7 +64,7 @@ class WeightServer(Protocol):
         policy_version: int,
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
-    ) -> Manifest:
+    ) -> WeightManifest:
         """Take a snapshot and serve it. The same version with the same content is a no-op.
 
         Args:

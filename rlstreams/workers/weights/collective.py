@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
 from rlstreams.workers.weights.channel import (
-    Manifest,
     VersionGoneError,
     WeightError,
+    WeightManifest,
     addresses_of,
     order_of,
 )
@@ -26,7 +26,7 @@ from rlstreams.workers.weights.layout import manifest_of, parse_layout, weight_h
 from rlstreams.workers.weights.link.errors import PullError
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.members import Listener
-from rlstreams.workers.weights.sender import Limits, Log, Sender
+from rlstreams.workers.weights.sender import IncidentLog, Sender, SenderDeadlines
 from rlstreams.workers.weights.snapshot import Snapshots
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class CollectiveWeightServer:
         *,
         host: str,
         secret: str,
-        log: Log,
-        limits: Limits | None = None,
+        log: IncidentLog,
+        limits: SenderDeadlines | None = None,
         place: str = "auto",
         device: torch.device | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class CollectiveWeightServer:
         self._secret = secret
         self._log = log
         self._snapshots = Snapshots(device, place)
-        self._sender = Sender(backend, device, self._snapshots, limits or Limits(), log)
+        self._sender = Sender(backend, device, self._snapshots, limits or SenderDeadlines(), log)
         self._listener: Listener | None = None
 
     def open(self, epoch: int) -> None:
@@ -99,7 +99,7 @@ class CollectiveWeightServer:
         policy_version: int,
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
-    ) -> Manifest:
+    ) -> WeightManifest:
         """Copy the weights and serve them; see `WeightServer.publish`.
 
         Raises:

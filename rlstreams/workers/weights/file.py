@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
 from rlstreams.workers.weights.channel import (
-    Manifest,
     VersionGoneError,
     WeightError,
+    WeightManifest,
     addresses_of,
     order_of,
 )
@@ -66,7 +66,7 @@ class FileWeightServer:
         policy_version: int,
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
-    ) -> Manifest:
+    ) -> WeightManifest:
         """Write the version; see `WeightServer.publish`. Older ones beyond `keep` are removed.
 
         The first call removes half-written files of predecessors. The constructor does not: its
@@ -117,7 +117,7 @@ class FileWeightServer:
 
 
 def _write(
-    target: Path, weights: Mapping[str, torch.Tensor], manifest: Manifest, epoch: int
+    target: Path, weights: Mapping[str, torch.Tensor], manifest: WeightManifest, epoch: int
 ) -> None:
     from safetensors.torch import save_file
 

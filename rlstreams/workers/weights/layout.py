@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlstreams.workers.weights.channel import Manifest, WeightError
+from rlstreams.workers.weights.channel import WeightError, WeightManifest
 
 if TYPE_CHECKING:
     import torch
@@ -99,9 +99,9 @@ def size_bytes(weights: Mapping[str, torch.Tensor]) -> int:
 
 def manifest_of(
     policy_version: int, weights: Mapping[str, torch.Tensor], known_hash: str | None
-) -> Manifest:
+) -> WeightManifest:
     """The manifest of these weights; their hash is computed where it is not known."""
-    return Manifest(
+    return WeightManifest(
         policy_version=policy_version,
         weight_hash=known_hash or weight_hash(weights),
         num_bytes=size_bytes(weights),

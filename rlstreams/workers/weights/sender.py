@@ -40,7 +40,7 @@ IDLE_S = 1.0
 LOOK_EVERY_S = 0.001
 
 
-class Log(Protocol):
+class IncidentLog(Protocol):
     """Log for incidents."""
 
     def info(self, event: str, **fields: object) -> None:
@@ -51,7 +51,7 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SenderDeadlines:
     """Deadlines of the sender, seconds."""
 
     window_s: float = 0.05  # time for others to join a broadcast
@@ -71,7 +71,12 @@ class Sender:
     """Runs from `start` until `close`. Calls from other threads run one by one in its thread."""
 
     def __init__(
-        self, backend: str, device: torch.device, snapshots: Snapshots, limits: Limits, log: Log
+        self,
+        backend: str,
+        device: torch.device,
+        snapshots: Snapshots,
+        limits: SenderDeadlines,
+        log: IncidentLog,
     ) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._device = device

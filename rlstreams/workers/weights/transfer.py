@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rlstreams.workers.weights.layout import parse_layout, parse_rows
 from rlstreams.workers.weights.link.checksum import Checksum
 from rlstreams.workers.weights.link.errors import PullError
-from rlstreams.workers.weights.link.group import Group, Pending
+from rlstreams.workers.weights.link.group import Pending, TransferGroup
 from rlstreams.workers.weights.link.ipc import IPC, Crossing, IpcGroup, make_group
 from rlstreams.workers.weights.link.mapping import Plan, make_plan
 from rlstreams.workers.weights.link.pieces import batches
@@ -81,11 +81,11 @@ class Groups:
     def __init__(self, device: torch.device, stall_s: float) -> None:
         self._device = device
         self._stall_s = stall_s
-        self._kept: dict[tuple[Member, ...], tuple[str, Group | IpcGroup]] = {}
+        self._kept: dict[tuple[Member, ...], tuple[str, TransferGroup | IpcGroup]] = {}
 
     def get(
         self, members: Sequence[Member], connected: int, backend: str
-    ) -> tuple[str, Group | IpcGroup, bool]:
+    ) -> tuple[str, TransferGroup | IpcGroup, bool]:
         """Id and group, and whether it must be formed first.
 
         Args:
@@ -154,7 +154,7 @@ class Transfer:
     def begin(
         self,
         group_id: str,
-        group: Group | IpcGroup,
+        group: TransferGroup | IpcGroup,
         listener: Listener,
         form_s: float,
         *,
@@ -199,7 +199,7 @@ class Transfer:
             }
             member.send(frame)
 
-    def send(self, group: Group | IpcGroup, device: torch.device) -> None:
+    def send(self, group: TransferGroup | IpcGroup, device: torch.device) -> None:
         """Broadcast all pieces, and send the members their checksum.
 
         Raises:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from rlstreams.workers.compute.link import ALIVE, Answer, Link
+from rlstreams.workers.compute.link import ALIVE, CommandResult, Link
 
 
 def main(descriptor: int) -> None:
@@ -23,7 +23,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=speak, daemon=True).start()
     while (received := link.receive()) is not None:
         if received != ALIVE and received[1] != "idle":
-            link.send(Answer(kind=received[1], failure="roll_cuda has none"))
+            link.send(CommandResult(kind=received[1], failure="roll_cuda has none"))
     os._exit(0)
 
 

@@ -155,6 +155,7 @@ def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) ->
     refused = scored(2, 1, 0, reward=float("nan"))
     send(log, *(scored(group, n, 0) for group in (0, 1) for n in range(2)), scored(1, 0, 0))
     send(log, scored(2, 0, 0), refused)
+    assert {ScoredTrajectory, Trajectory} == {type(found) for found in living()}
     del refused
     run_steps(log, trainer, 2)
     read = num_read(trainer)

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ from beside import number
 
 async def solve(task, client, *, how="number"):
     await asyncio.sleep(0)
+    how = task.get("how", how)
     if how == "key":
         raise RuntimeError(f"{client.api_key} at {client.base_url}")
     if how == "dies":
@@ -168,36 +170,38 @@ def python(folder: Path, **options: Any) -> PythonAgent:
     return PythonAgent(section, 4, lambda _: None)
 
 
-def of_python(agent: PythonAgent) -> Ending:
-    async def both() -> Ending:
+def of_python(agent: PythonAgent, *tasks: Mapping[str, Any]) -> list[Ending]:
+    """Its ends with these tasks, one after another, in one process: each imports `openai`."""
+
+    async def all_of_them() -> list[Ending]:
         try:
-            return await asyncio.wait_for(agent.run(START), DEADLINE_S)
+            starts = [replace(START, task=task) for task in tasks] or [START]
+            return [await asyncio.wait_for(agent.run(one), DEADLINE_S) for one in starts]
         finally:
             await agent.close()
 
-    return asyncio.run(both())
+    return asyncio.run(all_of_them())
 
 
 def test_what_a_function_returns_is_its_reward_or_nothing(tmp_path: Path) -> None:
-    number = of_python(python(tmp_path)).report
-    assert number is not None
-    assert (number.reward, dict(number.parts)) == (0.25, {})
-    parts = of_python(python(tmp_path, how="parts")).report
-    assert parts is not None
-    assert (parts.reward, dict(parts.parts)) == (0.5, {"half": 1.0})
-    assert of_python(python(tmp_path, how="nothing")) == Ending()
+    number, parts, nothing = of_python(python(tmp_path), {}, {"how": "parts"}, {"how": "nothing"})
+    assert number.report is not None
+    assert (number.report.reward, dict(number.report.parts)) == (0.25, {})
+    assert parts.report is not None
+    assert (parts.report.reward, dict(parts.report.parts)) == (0.5, {"half": 1.0})
+    assert nothing == Ending()
 
 
 def test_a_function_that_raises_is_the_agents_failure(tmp_path: Path) -> None:
     """Its message names the file; the client had the session's address and key."""
-    ending = of_python(python(tmp_path, how="key"))
+    (ending,) = of_python(python(tmp_path, how="key"))
     assert ending.is_failed
     assert "*** at http://127.0.0.1:1/v1/" in ending.detail
     assert START.key not in ending.detail
 
 
 def test_a_function_whose_process_dies_alone_is_blamed(tmp_path: Path) -> None:
-    ending = of_python(python(tmp_path, how="dies"))
+    (ending,) = of_python(python(tmp_path, how="dies"))
     assert ending.is_failed
     assert signal.SIGKILL.name in ending.detail
 

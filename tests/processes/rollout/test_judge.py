@@ -16,7 +16,7 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.reward import RewardSection
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 
 Answer = Callable[[dict[str, Any]], tuple[int, str]]  # of a request: status, text of the reply
 
@@ -67,7 +67,7 @@ def test_the_reward_is_what_the_judge_says_and_its_words_are_kept(tmp_path: Path
     (tmp_path / "p.py").write_text(
         "def grade(reply):\n    return {'reward': 'CBA'.index(reply[-1]), 'long': len(reply)}\n"
     )
-    sample = Sample("2+3=", "5", "five", {"level": 1})
+    sample = AnswerToJudge("2+3=", "5", "five", {"level": 1})
     own = {"template_file": str(tmp_path / "t.jinja"), "parse": f"{tmp_path}/p.py:grade"}
     with server(answer) as url:
         with judged_by(url + "/v1", api_key="k") as one:
@@ -91,7 +91,7 @@ def test_an_outage_delays_samples_and_costs_none() -> None:
         return 200, "1"
 
     async def all_of(one: Verifier) -> list[Judgement]:
-        tasks = [asyncio.create_task(one.verify(Sample("", "", "", {}))) for _ in range(20)]
+        tasks = [asyncio.create_task(one.verify(AnswerToJudge("", "", "", {}))) for _ in range(20)]
         assert await asyncio.to_thread(all_asked.wait, 20)
         assert 20 == one.num_open
         back.set()
@@ -107,7 +107,7 @@ def test_an_outage_delays_samples_and_costs_none() -> None:
             match=r"judge http://127.* cannot be reached: .*asked again for 0\.2 s",
         ),
     ):
-        one.judge(Sample("", "", "", {}))
+        one.judge(AnswerToJudge("", "", "", {}))
 
 
 NO_NUMBER = "does not end with one number from 0 to 1"
@@ -128,7 +128,7 @@ def test_a_reply_that_is_no_judgement_costs_its_sample_at_once() -> None:
     with server(lambda _: (NO_JUDGEMENTS[text][0], text)) as url, judged_by(url) as one:
         for text, (_, message) in NO_JUDGEMENTS.items():  # noqa: B007 - the server answers it
             with pytest.raises(RewardError, match=message):
-                one.judge(Sample("", "", "", {}))
+                one.judge(AnswerToJudge("", "", "", {}))
 
 
 @pytest.mark.parametrize(

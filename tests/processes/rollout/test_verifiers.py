@@ -11,7 +11,7 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.reward import RewardPart, RewardSection
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 
 
 def verifier(name: str, parts: tuple[RewardPart, ...] = (), **options: Any) -> Verifier:
@@ -21,7 +21,9 @@ def verifier(name: str, parts: tuple[RewardPart, ...] = (), **options: Any) -> V
 def rewards(one: Verifier, cases: list[tuple[str, str]], **metadata: Any) -> list[float]:
     """Of completions with answers."""
     with one:
-        return [one.judge(Sample("?", said, wanted, metadata)).reward for said, wanted in cases]
+        return [
+            one.judge(AnswerToJudge("?", said, wanted, metadata)).reward for said, wanted in cases
+        ]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_numeric_compares_the_last_number(completion: str, answer: str, reward: 
 
 def test_an_unfinished_answer_earns_nothing() -> None:
     """What max_new_tokens cut earns 0 although its last number is right."""
-    cut = Sample("?", "21", "21", {}, "length")
+    cut = AnswerToJudge("?", "21", "21", {}, "length")
     for require_stop, reward in ((True, 0.0), (False, 1.0)):
         with make_verifier(RewardSection(verifier="numeric", require_stop=require_stop)) as one:
             assert reward == one.judge(cut).reward
@@ -108,7 +110,9 @@ def test_json_schema_judges_structure(tmp_path: Path) -> None:
     for options in ({"schema": schema}, {"schema_file": str(tmp_path / "s.json")}, {}):
         assert [1.0, 1.0, 0.0, 0.0] == rewards(verifier("json-schema", **options), cases)
     with verifier("json-schema", schema=schema) as one:
-        assert Judgement(reward=0.0, parts={"parsed": 0.0}) == one.judge(Sample("", "no", "", {}))
+        assert Judgement(reward=0.0, parts={"parsed": 0.0}) == one.judge(
+            AnswerToJudge("", "no", "", {})
+        )
 
 
 def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
@@ -123,10 +127,10 @@ def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
         RewardPart(verifier=f"{file}:short", weight=0.5, options={"most": 3}),
     )
     with verifier("sum", parts) as one:
-        judged = one.judge(Sample("?", "12", "12", {}))
+        judged = one.judge(AnswerToJudge("?", "12", "12", {}))
     assert Judgement(reward=1.5, parts={"right": 1.0, "short": 1.0, "short/length": 2.0}) == judged
     with verifier("sum", parts) as one, pytest.raises(RewardError, match=r"part 'right': .*'many'"):
-        one.judge(Sample("?", "12", "many", {}))
+        one.judge(AnswerToJudge("?", "12", "many", {}))
 
 
 @pytest.mark.parametrize(

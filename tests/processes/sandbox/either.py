@@ -12,7 +12,7 @@ from rlstreams.workers.config.reward import RewardSection
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox import environment
 from rlstreams.workers.sandbox.environment import Ends, PolicyTurn, UserEnvironment
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError
 from rlstreams.workers.sandbox.user_code import UserCode, UserCodeError
 from tests import factories
 
@@ -86,7 +86,7 @@ class Either:
 
     async def _asked(self, text: str) -> Judgement:
         if not self.is_class:
-            return await self._verifier.verify(Sample("?", text, "", {}))
+            return await self._verifier.verify(AnswerToJudge("?", text, "", {}))
         episode = self._environment.begin("0/0/0", factories.prompt(metadata="{}"))
         try:
             ends = await episode.step(

@@ -11,7 +11,7 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.reward import RewardSection
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 from rlstreams.workers.sandbox.user_code import EditedCodeError
 
 
@@ -33,7 +33,7 @@ def test_a_function_gets_what_it_has_parameters_for(tmp_path: Path) -> None:
         " 'turns': len(transcript)}\n"
     )
     said = [{"author": "policy", "text": "a"}]
-    sample = Sample("7+8=", "a", "15", {"level": 2}, "length", [5, 6, 9], said)
+    sample = AnswerToJudge("7+8=", "a", "15", {"level": 2}, "length", [5, 6, 9], said)
     with verifier(tmp_path, body, options={"base": 2.0}, require_stop=False) as one:
         parts = {"n": 3.0, "last": 9.0, "cut": 1.0, "turns": 1.0}
         assert Judgement(reward=2.0, parts=parts) == one.judge(sample)
@@ -64,16 +64,16 @@ def grade(prompt, completion, answer, metadata):
 def test_what_raises_is_tried_again(tmp_path: Path) -> None:
     """As often as `reward.attempts` says, unless the exception says that it is final."""
     with verifier(tmp_path, FAILS, attempts=3) as one:
-        assert 3 == one.judge(Sample("", "2", "a", {})).reward
+        assert 3 == one.judge(AnswerToJudge("", "2", "a", {})).reward
         with pytest.raises(RewardError, match=r"ConnectionError: call 3, the last of 3 attempts"):
-            one.judge(Sample("", "9", "b", {}))
+            one.judge(AnswerToJudge("", "9", "b", {}))
         with pytest.raises(RewardError, match=r"Refused: call 1$"):
-            one.judge(Sample("", "refuse", "c", {}))
+            one.judge(AnswerToJudge("", "refuse", "c", {}))
     with (
         verifier(tmp_path, FAILS, attempts=1) as one,
         pytest.raises(RewardError, match=r"ConnectionError: call 1$"),
     ):
-        one.judge(Sample("", "1", "a", {}))
+        one.judge(AnswerToJudge("", "1", "a", {}))
 
 
 def test_who_only_shared_a_process_that_died_is_judged_in_another(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def grade(prompt, completion, answer, metadata):
 
     async def both(one: Verifier) -> list[Judgement | BaseException]:
         async def verified(text: str) -> Judgement:
-            found = await one.verify(Sample("", text, str(tmp_path / "seen"), {}))
+            found = await one.verify(AnswerToJudge("", text, str(tmp_path / "seen"), {}))
             (tmp_path / "lives").touch()
             return found
 
@@ -114,7 +114,7 @@ def test_a_file_imports_its_neighbours_but_not_ours(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text("VALUE = 0.25\n")
     body = "import reward\ndef grade(prompt, completion, answer, metadata): return reward.VALUE\n"
     with verifier(tmp_path, body) as one:
-        assert 0.25 == one.judge(Sample("", "", "", {})).reward
+        assert 0.25 == one.judge(AnswerToJudge("", "", "", {})).reward
 
 
 def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,9 @@ def test_a_function_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.chdir(tmp_path)
     with make_verifier(RewardSection(verifier="mypackage.judges:grade", attempts=1)) as one:
-        assert 0.5 == one.judge(Sample("", "ab", "", {})).reward
+        assert 0.5 == one.judge(AnswerToJudge("", "ab", "", {})).reward
         with pytest.raises(RewardError, match=r"judges\.py:2: grade raised ZeroDivisionError"):
-            one.judge(Sample("", "", "", {}))
+            one.judge(AnswerToJudge("", "", "", {}))
     with pytest.raises(ConfigError, match=r"no module 'mypackage\.none' in"):
         make_verifier(RewardSection(verifier="mypackage.none:grade"))
 
@@ -139,10 +139,10 @@ def test_another_process_never_runs_other_code_than_the_first(tmp_path: Path) ->
         "    return os._exit(1) if completion == 'die' else 1.0\n"
     )
     with verifier(tmp_path, body, attempts=1) as one:
-        assert 1.0 == one.judge(Sample("", "a", "", {})).reward
+        assert 1.0 == one.judge(AnswerToJudge("", "a", "", {})).reward
         (tmp_path / "grade.py").write_text(body.replace("1.0", "2.0"))
-        assert 1.0 == one.judge(Sample("", "a", "", {})).reward
+        assert 1.0 == one.judge(AnswerToJudge("", "a", "", {})).reward
         with pytest.raises(RewardError, match="died with status 1"):
-            one.judge(Sample("", "die", "", {}))
+            one.judge(AnswerToJudge("", "die", "", {}))
         with pytest.raises(EditedCodeError, match=r"grade\.py was edited after this worker"):
-            one.judge(Sample("", "a", "", {}))
+            one.judge(AnswerToJudge("", "a", "", {}))

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.broker import embedded
 from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker, _is_alive
 from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.process.child import Orphaned
 from rlstreams.up.supervisor import broker
 from rlstreams.up.supervisor.broker import BrokerKeeper, outlasting
 from tests.contract.polling import within
@@ -347,6 +349,28 @@ with one._locked() as lock_fd:
     else:
         one._fence_dead(java, state, lock_fd)
 """
+
+
+def test_a_broker_that_takes_no_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After its time, and `stop` says so; the folder is free behind it."""
+    monkeypatch.setattr(embedded, "STOP_S", 0.3)
+    one = EmbeddedBroker(tmp_path)
+    with one._locked() as lock_fd:
+        deaf = ("sh", "-c", "trap '' TERM; exec sleep 3600")
+        child = one._spawn(deaf, lock_fd, Orphaned.LIVES)
+        one._write_state(BrokerState(pid=child.pid, port=9, controller_port=8, cluster_id="c"))
+    try:
+        comm = Path(f"/proc/{child.pid}/comm")
+        within(WAIT_S, lambda: comm.read_text() == "sleep\n" or None, "it is deaf")
+        assert one.stop() is True
+    finally:
+        child.kill()
+    assert f"broker {child.pid} ignored SIGTERM" in capsys.readouterr().err
+    assert -signal.SIGKILL == child.poll()
+    with one._locked():
+        assert one.status() is None
 
 
 def test_the_state_of_a_broker_of_another_release_is_read(tmp_path: Path) -> None:

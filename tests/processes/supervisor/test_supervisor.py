@@ -10,7 +10,7 @@ import pytest
 
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.run.run_lock import FolderGoneError
-from rlstreams.up.supervisor.fleet import Fleet, Worker
+from rlstreams.up.supervisor.fleet import Fleet, FleetPlace
 from rlstreams.up.supervisor.run import Supervisor, _info
 from rlstreams.workers.config.run import RunConfig, RunSection
 from tests.factories import step_completed, trainer_started
@@ -118,7 +118,7 @@ def test_what_the_run_does_between_two_deaths_of_its_broker_is_headway(tmp_path:
 
 def test_a_process_that_is_about_to_be_started_has_no_age(tmp_path: Path) -> None:
     """Nor is it gone, as one is that ended for good."""
-    worker = Worker("logprob", 0, tmp_path / "log")
+    worker = FleetPlace("logprob", 0, tmp_path / "log")
     assert ("", None) == (_info(worker).instance, _info(worker).started_s)
     worker.restart_at_s = 0.0
     assert _info(worker).started_s is not None

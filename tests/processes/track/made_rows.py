@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from rlstreams.show.metrics.rows import COLUMNS, EVALUATION, STEP, Row
+from rlstreams.show.metrics.rows import COLUMNS, EVALUATION, STEP, MetricsRow
 from rlstreams.show.track.sinks import SINKS, About
 from rlstreams.show.track.tracker import Timely
 
@@ -32,23 +32,23 @@ def settings(folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def rows() -> list[Row]:
+def rows() -> list[MetricsRow]:
     """A step each second; an evaluation comes when the next step is there already."""
     found = []
     for step in range(1, STEPS + 1):
         values = {"policy_version": step, "reward": step / 2, "loss": -1.0, "reward/format": 1.0}
-        found.append(Row(kind=STEP, step=step, at_ms=1000 * step, values=values))
+        found.append(MetricsRow(kind=STEP, step=step, at_ms=1000 * step, values=values))
         if step % EVERY == 1 and step > 1:
             found.append(evaluation(step - 1))
     return [*found, evaluation(STEPS)]
 
 
-def evaluation(step: int) -> Row:
+def evaluation(step: int) -> MetricsRow:
     values = {"evaluation/mean_reward": step / 64, "policy_version": step}
     values["evaluation/policy_version"] = values.pop("policy_version")
     sample = dict.fromkeys(COLUMNS, "a | <b>\nx\x1b") | {"sample": f"e{step}-0/0"}
     at_ms = 1000 * step + 1500
-    return Row(kind=EVALUATION, step=step, at_ms=at_ms, values=values, samples=[sample])
+    return MetricsRow(kind=EVALUATION, step=step, at_ms=at_ms, values=values, samples=[sample])
 
 
 def main(folder: Path, name: str, kills: list[int]) -> None:

@@ -15,7 +15,7 @@ from rlstreams.workers.config.load import check_secrets, load, load_with_origins
 from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.environment import Ends
-from rlstreams.workers.sandbox.reward import Judgement, Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement
 from tests.processes.sandbox.games import begin, turn
 from tests.unit.roles.stand import EXAMPLE
 
@@ -62,7 +62,7 @@ def test_a_verifier_is_called_with_what_its_options_name(code: Path) -> None:
     config = load([EXAMPLE, path])
     assert "sk-123" not in resolved_json(config)
     with make_verifier(config.reward) as verifier:
-        assert 1.0 == verifier.judge(Sample("1+1=", "sk-123!", "2", {})).reward
+        assert 1.0 == verifier.judge(AnswerToJudge("1+1=", "sk-123!", "2", {})).reward
 
 
 async def test_an_environment_is_made_with_what_its_options_name(code: Path) -> None:
@@ -131,4 +131,4 @@ def test_user_code_does_not_get_the_passwords_of_the_run(
     assert "sk-123" == client_options(config)["sasl.password"]
     assert "sk-123" == resolve_secret(config.weights.secret, "weights.secret")
     with make_verifier(config.reward) as verifier:
-        assert 1.0 == verifier.judge(Sample("1+1=", "2", "2", {})).reward
+        assert 1.0 == verifier.judge(AnswerToJudge("1+1=", "2", "2", {})).reward

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.run import RunState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
+from rlstreams.up.supervisor.fault_hook import EndedRun, RunOutcome, UpOptions
 from rlstreams.up.supervisor.fleet import Failure
 from rlstreams.up.supervisor.restart import Exited
 from rlstreams.workers.config.run import RunConfig
@@ -57,8 +57,14 @@ def reported(
     **more: Any,
 ) -> ChaosReport:
     """The report, 100 s after the begin."""
-    values = {"outcome": Outcome.COMPLETE, "failure": None, "num_killed": 0, "audit": AUDIT, **more}
-    return report(seen, Ended(options=OPTIONS, **values), state or RunState(), exits, 100.0)
+    values = {
+        "outcome": RunOutcome.COMPLETE,
+        "failure": None,
+        "num_killed": 0,
+        "audit": AUDIT,
+        **more,
+    }
+    return report(seen, EndedRun(options=OPTIONS, **values), state or RunState(), exits, 100.0)
 
 
 def test_a_run_that_nobody_can_audit_proves_nothing() -> None:
@@ -108,7 +114,7 @@ def test_fewer_faults_than_asked_are_said() -> None:
 def test_a_breach_and_a_hang_are_problems() -> None:
     """What stopped the run is named as it was told."""
     failure = Failure(worker="", reason="no step for 90 s", last_lines=())
-    (hang,) = reported(journal([]), outcome=Outcome.FAILED, failure=failure).problems
+    (hang,) = reported(journal([]), outcome=RunOutcome.FAILED, failure=failure).problems
     assert "no step for 90 s" == hang
     state = RunState(redone=(steps_redone(first_step=1, last_step=3, num_equal=2),))
     (drift,) = reported(journal([]), state=state).problems

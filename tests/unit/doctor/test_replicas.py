@@ -6,7 +6,7 @@ import pytest
 
 from rlstreams.check.doctor.broker import replication_check
 from rlstreams.check.doctor.check import Level
-from rlstreams.streams.kafka.facts import BrokerFacts, Copies, TopicFacts
+from rlstreams.streams.kafka.facts import BrokerFacts, Replicas, TopicFacts
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.workers.config.load import load
 
@@ -22,7 +22,7 @@ def facts(
     topic = TopicFacts(
         partitions=1,
         settings={"min.insync.replicas": "2"},
-        copies={0: Copies(assigned=ALL, in_sync=in_sync)},
+        copies={0: Replicas(assigned=ALL, in_sync=in_sync)},
     )
     return BrokerFacts(
         brokers=frozenset(brokers),

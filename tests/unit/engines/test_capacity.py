@@ -15,9 +15,9 @@ from rlstreams.workers.engines.served.capacity import (
     LEAST,
     SLACK,
     START,
+    Candidate,
     Capacity,
     Gauges,
-    Load,
     choose,
 )
 from tests.servers.queueing import Machine, Queueing, run
@@ -221,8 +221,8 @@ def test_a_fixed_number_stays() -> None:
     assert (capacity.limit, capacity.why, capacity.num_preemptions) == (7, "fixed", 90)
 
 
-def loads(*pairs: tuple[int, int]) -> dict[str, Load]:
-    return {f"s{number}": Load(*pair) for number, pair in enumerate(pairs)}
+def loads(*pairs: tuple[int, int]) -> dict[str, Candidate]:
+    return {f"s{number}": Candidate(*pair) for number, pair in enumerate(pairs)}
 
 
 def test_a_session_goes_where_its_turns_are() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlstreams.debug.evidence.opinion import KINDS, Judged, Opinion, Place
+from rlstreams.debug.evidence.opinion import KINDS, DisagreementPlace, Judged, Opinion
 from rlstreams.debug.evidence.opinion_text import lines
 
 STEPS, GROUPS, SIZE = 6, 8, 8
@@ -111,9 +111,9 @@ def test_of_another_scale_the_order_within_a_group_counts() -> None:
 
 def test_a_place_gains_by_a_larger_share_alone() -> None:
     given = {"kind": "group", "name": "x"}
-    sure = Place(**given, num=8, of=8, num_others=0, of_others=120)
+    sure = DisagreementPlace(**given, num=8, of=8, num_others=0, of_others=120)
     assert sure.gain == pytest.approx(
         -2 * (8 * np.log(8 / 128) + 120 * np.log(120 / 128)), rel=1e-9
     )
-    assert Place(**given, num=0, of=8, num_others=60, of_others=120).gain == 0
-    assert Place(**given, num=1, of=8, num_others=15, of_others=120).gain == 0
+    assert DisagreementPlace(**given, num=0, of=8, num_others=60, of_others=120).gain == 0
+    assert DisagreementPlace(**given, num=1, of=8, num_others=15, of_others=120).gain == 0

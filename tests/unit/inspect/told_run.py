@@ -12,7 +12,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import PROMPTS, TOPICS, TRAJECTORIES
-from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
+from rlstreams.streams.recording import RecordedTopic, RecordingManifest, RecordingWriter
 from rlstreams.streams.run.run_log import BusLog, topic_of
 from tests import factories as f
 from tests.memory.bus import MemoryBus
@@ -168,7 +168,7 @@ def recorded(folder: Path, bus: Bus) -> Path:
         topic.name: RecordedTopic(id=topic.name, partitions=bus.partitions(topic.name))
         for topic in TOPICS
     }
-    manifest = Manifest(run=RUN, started_at_ms=f.NOW_MS, topics=topics)
+    manifest = RecordingManifest(run=RUN, started_at_ms=f.NOW_MS, topics=topics)
     with RecordingWriter(folder, manifest) as writer:
         ends: dict[Partition, int] = {}
         for topic in TOPICS:

@@ -18,7 +18,14 @@ import pytest
 from rlstreams.schemas.events import EVALUATE, Event, ServerLoad
 from rlstreams.show.metrics import rows as reading
 from rlstreams.show.metrics.prometheus import families, served
-from rlstreams.show.metrics.rows import CsvTable, JsonLines, MetricRows, Row, SamplePicks, read_rows
+from rlstreams.show.metrics.rows import (
+    CsvTable,
+    JsonLines,
+    MetricRows,
+    MetricsRow,
+    SamplePicks,
+    read_rows,
+)
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
@@ -40,10 +47,10 @@ class Kept:
     """A sink for tests."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[MetricsRow] = []
         self.has_some = threading.Event()
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[MetricsRow]) -> None:
         self.rows += rows
         self.has_some.set()
 
@@ -82,7 +89,7 @@ def evaluation() -> list[tuple[Topic, Event]]:
     ]
 
 
-def rows_of(log: MemoryLog) -> list[Row]:
+def rows_of(log: MemoryLog) -> list[MetricsRow]:
     kept = Kept()
     read_rows(MemoryBus(log, "run"), kept, MetricRows(), follow=False)
     return kept.rows

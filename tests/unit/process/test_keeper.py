@@ -7,7 +7,14 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstreams.streams.process.keeper import FIRST_S, LONGEST_S, Ended, Keeper, Limits, Verdict
+from rlstreams.streams.process.keeper import (
+    FIRST_S,
+    LONGEST_S,
+    Ended,
+    Keeper,
+    Limits,
+    RestartVerdict,
+)
 
 LIMIT, ROOM_S, STEADY_S = 3, 60.0, 120.0
 End = tuple[Ended, bool, float, float]  # how, with headway, after living, then a pause
@@ -19,7 +26,7 @@ ENDS = st.lists(
 )
 
 
-def played(ends: list[End]) -> list[tuple[End, float, Verdict]]:
+def played(ends: list[End]) -> list[tuple[End, float, RestartVerdict]]:
     """Each end with its time and what was done about it, up to the one that is given up."""
     keeper = Keeper(Limits(failures=LIMIT, room_s=ROOM_S, steady_s=STEADY_S))
     now_s, found = 0.0, []

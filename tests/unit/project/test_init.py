@@ -29,7 +29,7 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import first_rows
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Sample
+from rlstreams.workers.sandbox.reward import AnswerToJudge
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,7 +48,7 @@ def project(folder: Path, *words: str) -> RunConfig:
 
 def reward_of(config: RunConfig, completion: str, answer: str) -> float:
     with make_verifier(config.reward) as verifier:
-        return verifier.judge(Sample("", completion, answer, {})).reward
+        return verifier.judge(AnswerToJudge("", completion, answer, {})).reward
 
 
 def test_a_project_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,8 +380,11 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Neither a project nor a file; an empty folder is fine."""
     (tmp_path / "x").mkdir()
     project(tmp_path)
-    assert 78 == main(["init", str(tmp_path / "x")])
-    assert "is there and not empty" in capsys.readouterr().err
+    for name, file in (("x", "x/run.toml"), ("y", "y")):
+        (tmp_path / file).write_bytes(b"mine")
+        assert 78 == main(["init", str(tmp_path / name)])
+        assert "is there and not empty" in capsys.readouterr().err
+        assert b"mine" == (tmp_path / file).read_bytes()
 
 
 def test_commands_find_the_project_that_they_are_in(

@@ -10,15 +10,15 @@ from rlstreams.schemas import DecodeError, decode, encode
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import TOPICS
-from rlstreams.streams.recording import Manifest, RecordedTopic, RecordingWriter
+from rlstreams.streams.recording import RecordedTopic, RecordingManifest, RecordingWriter
 from tests import factories
 
 TOPIC_OF = {event.__name__: topic.name for topic in TOPICS for event in topic.events}
 
 
-def manifest(run: str = "r") -> Manifest:
+def manifest(run: str = "r") -> RecordingManifest:
     """Of a run with every topic."""
-    return Manifest(
+    return RecordingManifest(
         run=run,
         started_at_ms=factories.NOW_MS,
         cluster_id="c1",

@@ -17,10 +17,10 @@ from rlstreams.streams.log.errors import DeadlineError, OffsetGoneError, TopicMi
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import STEPS, TOPICS, TRAJECTORIES
 from rlstreams.streams.recording import (
-    Manifest,
     RecordedTopic,
     Recording,
     RecordingError,
+    RecordingManifest,
     RecordingWriter,
 )
 from rlstreams.streams.recording.bus import RecordingBus
@@ -47,10 +47,10 @@ class World:
         with self.bus.producer("say") as producer:
             producer.commit(records)
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> RecordingManifest:
         names = [topic.name for topic in ORDER]
         ids = self.bus.topic_ids(names)
-        return Manifest(
+        return RecordingManifest(
             run="r",
             started_at_ms=1,
             cluster_id="c",

@@ -34,7 +34,7 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.reward import RewardSection
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.rollout.verifiers import make_verifier
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted
 from tests.call_events import (
     answered,
@@ -115,10 +115,10 @@ def numbers(token_ids: Sequence[int]) -> str:
     return " ".join(map(str, token_ids))
 
 
-def by_length(seen: list[Sample]) -> Verifier:
+def by_length(seen: list[AnswerToJudge]) -> Verifier:
     """A grader that pays for each token of the last answer, and fails on those of two."""
 
-    async def judge(sample: Sample) -> Judgement:
+    async def judge(sample: AnswerToJudge) -> Judgement:
         seen.append(sample)
         if len(sample.token_ids) == 2:
             raise RewardError("no opinion on two tokens")
@@ -127,14 +127,14 @@ def by_length(seen: list[Sample]) -> Verifier:
     return Verifier(judge, require_stop=False)
 
 
-def judged(bus: MemoryBus, seen: list[Sample] | None = None) -> Rejudged:
+def judged(bus: MemoryBus, seen: list[AnswerToJudge] | None = None) -> Rejudged:
     grader = Grader(name="length", hash="h1", verifier=by_length([] if seen is None else seen))
     with BusLog(bus, "r") as log:
         return rejudge(log, grader, numbers, BY)
 
 
 def test_rewards_and_advantages_as_they_would_have_been() -> None:
-    seen: list[Sample] = []
+    seen: list[AnswerToJudge] = []
     found = judged(bus_of([1.0, 0.0, 0.0, 1.0]), seen)
     assert [s.completion for s in seen] == ["200", "200 201", "200 201 202", "200 201 202 203"]
     assert [s.prompt for s in seen] == [f"question {n}" for n in range(SIZE)]
@@ -214,7 +214,7 @@ def plain_bus(rewards: Sequence[float], learnt: Sequence[float] = (), number: in
 
 def test_samples_without_an_agent_are_judged_by_their_last_turn() -> None:
     """As a rollout worker gives them: all that one turn said, under whichever versions."""
-    seen: list[Sample] = []
+    seen: list[AnswerToJudge] = []
     found = judged(plain_bus([1.0, 0.0, 0.0, 1.0]), seen)
     assert seen[0].completion == numbers(DIGITS)
     assert seen[0].finish_reason == "stop"

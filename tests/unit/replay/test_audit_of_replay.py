@@ -24,7 +24,7 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
     Topic,
 )
-from rlstreams.streams.recording import Manifest, RecordedTopic, Recording, RecordingWriter
+from rlstreams.streams.recording import RecordedTopic, Recording, RecordingManifest, RecordingWriter
 from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.recorder import ORDER, Recorder
 from rlstreams.up.supervisor.summary import audited as audited_of_up
@@ -57,7 +57,7 @@ def recorded(folder: Path, *, run: Run | None = None) -> Path:
     names = [topic.name for topic in ORDER]
     ids = run.bus.topic_ids(names)
     found = {n: RecordedTopic(id=ids[n], partitions=run.bus.partitions(n)) for n in names}
-    manifest = Manifest(run="demo", started_at_ms=1, topics=found)
+    manifest = RecordingManifest(run="demo", started_at_ms=1, topics=found)
     with RecordingWriter(folder, manifest) as writer:
         with Recorder(run.bus, writer) as recorder:
             recorder.up_to_now()

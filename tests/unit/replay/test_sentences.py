@@ -9,17 +9,17 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.cli import record as record_command
 from rlstreams.debug.replay.diff import Summary
-from rlstreams.debug.replay.player import Played
+from rlstreams.debug.replay.player import PlayedRecords
 from rlstreams.debug.replay.record import RecordingOptions, RecordingResult
 from rlstreams.debug.replay.scores_again import ScoreReplay
-from rlstreams.streams.recording import Manifest
-from rlstreams.streams.recording.recorder import Progress
+from rlstreams.streams.recording import RecordingManifest
+from rlstreams.streams.recording.recorder import RecordingProgress
 
 Said = pytest.CaptureFixture[str]
 
 
 def made(num: int, *, new: int = 0) -> RecordingResult:
-    manifest = Manifest(run="r", started_at_ms=1)
+    manifest = RecordingManifest(run="r", started_at_ms=1)
     return RecordingResult(
         manifest=manifest,
         num_records=num,
@@ -40,13 +40,13 @@ def test_record_says_how_many_and_how_many_of_them_are_new(capsys: Said) -> None
     assert (
         "rec: 2,000 records, 0.0 MB in Parquet files (2.0 MB read in 1.0 s, continued: 3 of" in said
     )
-    now = Progress(num_records=1, num_bytes=0, behind=1)
+    now = RecordingProgress(num_records=1, num_bytes=0, behind=1)
     assert "1 record, 0.0 MB, 1 offset behind" == record_command._line_of(now)
 
 
 def test_a_replay_says_what_it_wrote() -> None:
     """One record is one record."""
-    played = Played(num_records=1, num_bytes=10, seconds=1.0, by_topic={"steps": 1})
+    played = PlayedRecords(num_records=1, num_bytes=10, seconds=1.0, by_topic={"steps": 1})
     assert ["steps                         1", "1 record, 0.0 MB in 1.0 s (1 a second)"] == (
         played.lines()
     )

@@ -8,23 +8,23 @@ from typing import Any
 
 from rlstreams.schemas.events import CallCommitted, CallReplayed, SessionClosed, SessionOpened
 from rlstreams.streams.log.topics import CALLS
-from rlstreams.workers.agents.agent import Ending, Place, Start
+from rlstreams.workers.agents.agent import Ending, SamplePlace, Start
 from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.agents.outside import OutsideAgent
 from rlstreams.workers.agents.remote import RemoteAgent
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
 from rlstreams.workers.gateway.http.dialects import read_again
-from rlstreams.workers.gateway.keeper import Keeper
 from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.open_sessions import OpenSessions
 from rlstreams.workers.gateway.plain import PlainRenderer
 from rlstreams.workers.gateway.port import CallAnswer, CallRequest
-from rlstreams.workers.gateway.shared import Shared
+from rlstreams.workers.gateway.shared import SharedParts
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.session_player import SessionPlayer
-from rlstreams.workers.rollout.sessions import Member, Sessions
+from rlstreams.workers.rollout.sessions import ConfiguredAgent, Sessions
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.weights.file import FileWeightChannel
@@ -38,12 +38,12 @@ SECRET = "a secret of this test"
 class Client:
     """What an agent of a test is given: it calls without HTTP."""
 
-    keeper: Keeper
+    open_sessions: OpenSessions
     start: Start
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     async def call(self, **changes: Any) -> CallAnswer:
-        return await self.keeper.call(self.start.key, request_of(self.messages, **changes))
+        return await self.open_sessions.call(self.start.key, request_of(self.messages, **changes))
 
     async def say(self, text: str) -> CallAnswer:
         """One more message, and its answer, which is kept as an agent keeps it."""
@@ -66,17 +66,17 @@ class ScriptedAgent:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.keeper: Keeper | None = None
+        self.open_sessions: OpenSessions | None = None
         self.starts: list[Start] = []
 
-    async def taken(self, place: Place) -> str:
+    async def taken(self, place: SamplePlace) -> str:
         """It is started here."""
         return ""
 
     async def run(self, start: Start) -> Ending:
         self.starts.append(start)
-        assert self.keeper is not None
-        return await self.script(Client(self.keeper, start)) or Ending()
+        assert self.open_sessions is not None
+        return await self.script(Client(self.open_sessions, start)) or Ending()
 
     async def close(self) -> None:
         """Nothing to end."""
@@ -99,7 +99,7 @@ def worker_of(
     """
     context = stand.context("rollout")
     tokenizer = Tokenizer.load(stand.config.model.path)
-    shared = Shared(
+    shared = SharedParts(
         engine=engine,
         renderer=PlainRenderer(tokenizer, frozenset({EOS})),
         tokenizer=tokenizer,
@@ -110,7 +110,7 @@ def worker_of(
         worker=context.worker,
         instance=context.instance,
     )
-    keeper, keys = Keeper(shared, Keys(SECRET), "demo"), Keys(SECRET)
+    open_sessions, keys = OpenSessions(shared, Keys(SECRET), "demo"), Keys(SECRET)
     how = {"remote": not section.get("outside")} if agent is None else {"command": ("none",)}
     settings = AgentSection(**{**how, "timeout_s": DEADLINE_S / 2, **section})
     runners = None
@@ -119,11 +119,11 @@ def worker_of(
         away = kind(settings, context.folder / settings.name, max_asking=8)
         runners = Runners([away], keys, stand.config.gateway, context.ordinal)
     else:
-        agent.keeper = keeper
+        agent.open_sessions = open_sessions
     sessions = Sessions(
-        keeper=keeper,
+        open_sessions=open_sessions,
         runners=runners,
-        members=[Member(section=settings, agent=agent or away, code_hash="")],
+        members=[ConfiguredAgent(section=settings, agent=agent or away, code_hash="")],
         verifier=Verifier(length, require_stop=False),
         verifier_name="length",
         by_agent=by_agent,

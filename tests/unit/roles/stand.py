@@ -21,7 +21,7 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Role
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import Sampler
-from rlstreams.workers.sandbox.reward import Judgement, RewardError, Sample, Verifier
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 from rlstreams.workers.weights.file import FileWeightServer
 from tests import factories
 from tests.fake_engine import FakeEngine, fake_weights
@@ -105,7 +105,7 @@ def make_prompt(group_id: str, sample: int, group_size: int, **changes: Any) -> 
     return factories.prompt(**(values | changes))
 
 
-async def length(sample: Sample) -> Judgement:
+async def length(sample: AnswerToJudge) -> Judgement:
     """One point per character; refuses the answer "refuse"."""
     if sample.answer == "refuse":
         raise RewardError("verifier.py:7 refused")

@@ -21,7 +21,7 @@ from rlstreams.streams.log.topics import (
 from rlstreams.workers.config.agents import AgentSection, GatewaySection
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from rlstreams.workers.gateway.keys import Keys
-from rlstreams.workers.rollout.sessions import Member
+from rlstreams.workers.rollout.sessions import ConfiguredAgent
 from tests.unit.roles.remote_stand import TIMEOUT_S, Session, World, free_port, post
 from tests.unit.roles.sessions_stand import SECRET, Client, ScriptedAgent, recorded
 from tests.unit.roles.stand import make_prompt
@@ -253,10 +253,12 @@ def test_the_worker_says_whom_it_waits_for_and_others_go_on(world) -> None:
 
     sessions = run.player.sessions
     agent = ScriptedAgent(speaks)
-    agent.keeper = sessions.keeper
-    here = Member(section=AgentSection(name="here", command=("none",)), agent=agent, code_hash="")
+    agent.open_sessions = sessions.open_sessions
+    here = ConfiguredAgent(
+        section=AgentSection(name="here", command=("none",)), agent=agent, code_hash=""
+    )
     sessions.members = [*sessions.members, here]
-    capacity = sessions.keeper.shared.engine.capacity
+    capacity = sessions.open_sessions.shared.engine.capacity
     of_agents = [sessions.member_of(make_prompt(str(g), 0, 1)) for g in range(6 * capacity)]
     here_at = [number for number, member in enumerate(of_agents) if member is here]
     last = 2 * capacity - 1  # of them that are taken while none is over

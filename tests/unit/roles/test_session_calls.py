@@ -42,7 +42,7 @@ def test_more_calls_than_the_engine_takes_are_told_when_to_come_again(tmp_path: 
     refused: list[CallRefusedError] = []
 
     async def crowds(client: Client) -> None:
-        most = CALLS_PER_SLOT * client.keeper.shared.engine.capacity
+        most = CALLS_PER_SLOT * client.open_sessions.shared.engine.capacity
         client.messages = [{"role": "user", "content": "1"}]
         calls = [client.call(choice=number) for number in range(most + 1)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -151,7 +151,7 @@ def test_an_answer_that_nobody_waits_for_is_not_the_end(tmp_path: Path, asks_aga
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         last.cancel()
-        session = client.keeper._open[client.start.session_id]
+        session = client.open_sessions._open[client.start.session_id]
         await asyncio.wait(list(session._under_way.values()))
         if asks_again:
             assert (await client.call()).is_replayed
@@ -240,8 +240,8 @@ def test_half_of_a_character_ends_no_worker(tmp_path: Path) -> None:
     async def cuts(client: Client) -> None:
         await client.say("1")
         report = Report(reward=1.0, note="a\ud83d", parts={"\ude00": 1.0})
-        await client.keeper.report(client.start.key, report)
-        await client.keeper.close(client.start.key, "environment", "gone\ud83d")
+        await client.open_sessions.report(client.start.key, report)
+        await client.open_sessions.close(client.start.key, "environment", "gone\ud83d")
 
     ended = Ended(tmp_path, cuts, by_agent=True)
     (outcome,), (letter,) = ended.outcomes, ended.letters

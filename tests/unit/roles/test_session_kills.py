@@ -62,11 +62,15 @@ class World:
             answer = self._hears(await client.say(text))
             text = "10" if "7" in answer.parsed.content else "11"
         ask = {"role": "user", "content": "0"}
-        sides = [client.keeper.call(client.start.key, request_of([ask], choice=n)) for n in (0, 1)]
+        sides = [
+            client.open_sessions.call(client.start.key, request_of([ask], choice=n)) for n in (0, 1)
+        ]
         for answer in await asyncio.gather(*sides):
             self._hears(answer)
         for _ in range(2):
-            self._hears(await client.keeper.call(client.start.key, request_of([ask], max_tokens=9)))
+            self._hears(
+                await client.open_sessions.call(client.start.key, request_of([ask], max_tokens=9))
+            )
 
     def _hears(self, answer: CallAnswer) -> CallAnswer:
         said = (answer.parsed, answer.created_s, answer.logprobs, answer.tokens)

@@ -124,7 +124,7 @@ def test_a_call_of_several_parts_is_whole_or_not_there(stand: Stand) -> None:
     async def large(client: Client) -> None:
         ask = [{"role": "user", "content": "1"}]
         request = request_of(ask, body=os.urandom(2_000_000))
-        await client.keeper.call(client.start.key, request)
+        await client.open_sessions.call(client.start.key, request)
 
     loop = worker_of(stand, EndsTurns(), ScriptedAgent(large))
     turn_until(loop, lambda: is_over(stand))

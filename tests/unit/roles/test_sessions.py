@@ -281,7 +281,7 @@ def test_the_agents_own_number_is_the_reward(tmp_path: Path, how: str) -> None:
         report = Report(reward=0.25, parts={"half": 0.5})
         if how == "returned":
             return Ending(report=report)
-        posted = [await client.keeper.report(client.start.key, report) for _ in how.split()]
+        posted = [await client.open_sessions.report(client.start.key, report) for _ in how.split()]
         assert len(set(posted)) == 1
         return None
 
@@ -349,9 +349,9 @@ def test_all_samples_of_a_group_have_the_same_agent(tmp_path: Path) -> None:
 def test_an_agent_that_says_that_it_is_done_need_not_end_by_itself(tmp_path: Path) -> None:
     async def says_so(client: Client) -> None:
         await client.say("1")
-        await client.keeper.close(client.start.key, "environment", "the sandbox is away")
+        await client.open_sessions.close(client.start.key, "environment", "the sandbox is away")
         with pytest.raises(CallRefusedError):
-            await client.keeper.close(client.start.key, "infrastructure", "")
+            await client.open_sessions.close(client.start.key, "infrastructure", "")
 
     ended = Ended(tmp_path, says_so)
     (letter,) = ended.letters
@@ -369,9 +369,9 @@ def test_a_key_of_a_session_that_is_over_is_told_so(tmp_path: Path) -> None:
     ended = Ended(tmp_path, leaks)
     for key, status in ((keys[0].start.key, 503), ("rls-other", 401)):
         with pytest.raises(CallRefusedError) as caught:
-            ended.agent.keeper._session(key)
+            ended.agent.open_sessions._session(key)
         assert caught.value.status == status
-    ended.agent.keeper._is_ending = False
+    ended.agent.open_sessions._is_ending = False
     with pytest.raises(CallRefusedError) as caught:
-        ended.agent.keeper._session(keys[0].start.key)
+        ended.agent.open_sessions._session(keys[0].start.key)
     assert caught.value.status == 410

@@ -14,7 +14,7 @@ from rlstreams.streams.log.topics import POLICY_PULLS, POLICY_VERSIONS, SCORED
 from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.log import get
 from rlstreams.workers.policy.view import PolicyView
-from rlstreams.workers.weights.channel import Manifest, WeightChannel
+from rlstreams.workers.weights.channel import WeightChannel, WeightManifest
 from rlstreams.workers.weights.file import FileWeightChannel
 from rlstreams.workers.weights.store.channel import StoreWeightChannel
 from rlstreams.workers.weights.store.place import place_of
@@ -44,7 +44,7 @@ def publish(stand: Stand, writer: StoreWriter, version: int) -> None:
     published = stand.publish(version)
     facts = published.policy_version, published.weight_hash, published.num_bytes, published.layout
     names = ("policy_version", "weight_hash", "num_bytes", "layout")
-    writer.take(Manifest(**dict(zip(names, facts, strict=True))), fake_weights(version))
+    writer.take(WeightManifest(**dict(zip(names, facts, strict=True))), fake_weights(version))
     writer.finish(DEADLINE_S)
     for one in writer.news():
         event = policy_stored(

@@ -86,7 +86,7 @@ def outcome(read: Callable[..., Any], value: bytes) -> Any:
     return None
 
 
-@pytest.mark.parametrize("num_records", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_records", [5_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_damage_is_an_error_and_nothing_worse(num_records: int) -> None:
     """From decoding and from projections; what can be decoded is what a projection gives."""
     rng = random.Random(num_records)

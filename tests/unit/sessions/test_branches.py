@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstreams.schemas.events import Segment, SessionOpened, Tensor
-from rlstreams.streams.audit.report import Breaches, Named
+from rlstreams.streams.audit.report import Breaches, CountedNames
 from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.rows import row_places, rows_of_sample
@@ -98,7 +98,7 @@ def test_each_token_that_counts_is_the_policys_in_one_row(seed: int) -> None:
 def audited(events: Sequence[Any], segments: tuple[Segment, ...]) -> dict[str, int]:
     """What the audit says of a session with this sample."""
     breaches = Breaches()
-    audit = SessionsAudit(breaches, Named(), {})
+    audit = SessionsAudit(breaches, CountedNames(), {})
     for offset, event in enumerate(events):
         audit.take(event, Position("calls", 0, offset))
     audit.trajectory("7/1", trajectory(segments=segments), Position("trajectories", 0, 0))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlstreams.schemas.events import CallCommitted, CallFailed, Event, Segment, Trajectory
-from rlstreams.streams.audit.report import Breaches, BreachKind, Named
+from rlstreams.streams.audit.report import Breaches, BreachKind, CountedNames
 from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.log.record import Partition, Position
 from rlstreams.streams.sessions.chain import NoChainError, main_chain, segments_of
@@ -108,7 +108,7 @@ def test_every_path_of_a_session_may_be_its_sample(seed: int) -> None:
         forged = (*segments, Segment(author="environment", token_ids=ids([1])))
         for told, expected in ((segments, {}), (forged, {"forged sample": 1})):
             breaches = Breaches()
-            audit = SessionsAudit(breaches, Named(), {})
+            audit = SessionsAudit(breaches, CountedNames(), {})
             closed = () if session.is_closed else (session_closed(),)
             for offset, event in enumerate((*log.calls, *closed)):
                 assert audit.take(event, Position("calls", 0, offset)) or isinstance(

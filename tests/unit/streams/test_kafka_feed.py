@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from rlstreams.streams.kafka import bus as bus_module
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.kafka.errors import Outage
-from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.kafka.feed import KafkaFeed
 from rlstreams.streams.kafka.reader import KafkaReader
 from rlstreams.streams.log.errors import BrokerError, OffsetGoneError
 from rlstreams.streams.log.parts import part_headers
@@ -93,8 +93,8 @@ def event(code: int, offset: int = -1, at: Partition = P0) -> Message:
     return Message(topic=topic, partition=at.number, offset=offset, error=error)
 
 
-def feed_of(client: Any) -> Feed:
-    return Feed(client, "run", "here:9092", Outage("here:9092", 60.0))
+def feed_of(client: Any) -> KafkaFeed:
+    return KafkaFeed(client, "run", "here:9092", Outage("here:9092", 60.0))
 
 
 def reader_of(client: Queue, *partitions: Partition) -> KafkaReader:
@@ -200,7 +200,7 @@ def test_messages_of_a_paused_partition_are_held_one_by_one() -> None:
 
 
 def test_the_client_tells_positions_in_the_order_of_the_question() -> None:
-    """`Feed.reached` takes them so. And what it asked with stays as it was, for the next time."""
+    """`KafkaFeed.reached` takes them so. What it asked with stays as it was, for the next time."""
     client = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": "0"})
     try:
         feed = feed_of(client)

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rlstreams.streams.kafka import feed as module
 from rlstreams.streams.kafka.errors import Outage
-from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.kafka.feed import KafkaFeed
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.parts import Message, part_headers
 from rlstreams.streams.log.record import Partition
@@ -31,9 +31,9 @@ class Leaderless:
         return 0, 9
 
 
-def half_read(client: Leaderless, *records: str) -> Feed:
+def half_read(client: Leaderless, *records: str) -> KafkaFeed:
     """A feed that has the first part of two, of each record."""
-    feed = Feed(client, "run", "here:9092", Outage("here:9092", 60.0))
+    feed = KafkaFeed(client, "run", "here:9092", Outage("here:9092", 60.0))
     for offset, name in enumerate(records):
         headers = dict(part_headers({}, name, 0, 2))
         assert feed.assembler.add(Message(P, offset, b"k", b"half", headers, 0)) is None

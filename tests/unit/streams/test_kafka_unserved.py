@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rlstreams.streams.kafka import consumer as module
 from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.kafka.errors import Outage
-from rlstreams.streams.kafka.feed import Feed
+from rlstreams.streams.kafka.feed import KafkaFeed
 from rlstreams.streams.log.errors import BrokerError
 from rlstreams.streams.log.record import Committed, Partition
 
@@ -46,7 +46,7 @@ class ForgetfulGroup:
 
 def member() -> tuple[ForgetfulGroup, KafkaGroupConsumer]:
     client = ForgetfulGroup()
-    feed = Feed(client, "run", "here:9092", Outage("here:9092", 60.0))
+    feed = KafkaFeed(client, "run", "here:9092", Outage("here:9092", 60.0))
     return client, KafkaGroupConsumer(feed, ["run.prompts"], stable_s=60.0, max_poll_s=300.0)
 
 

@@ -11,7 +11,7 @@ from rlstreams.schemas.events import ClosedGroups, Trajectory
 from rlstreams.streams.audit.classes import Classes
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.samples.fold import ALL, OPEN, Samples
-from rlstreams.streams.samples.life import Ending, Outcome
+from rlstreams.streams.samples.life import EndedCount, Outcome
 from tests.factories import (
     dead_letter,
     dropped_group,
@@ -122,7 +122,7 @@ def test_evaluations_are_those_of_the_whole_log(seed: int) -> None:
 def test_a_training_sample_ends_once(seed: int) -> None:
     """Letters, steps and drops may name it again; of a closed group all have ended."""
     log = random_log(seed)
-    plain, samples, ends = Replay(log), Samples(keeps=ALL, group_size=SIZE), list[Ending]()
+    plain, samples, ends = Replay(log), Samples(keeps=ALL, group_size=SIZE), list[EndedCount]()
     samples.listen(ends.append)
     for position, event in log.interleaved():
         samples.apply(event, position)

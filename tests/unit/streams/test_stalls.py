@@ -9,7 +9,7 @@ import pytest
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.streams.log.record import Committed, Partition, Position
 from rlstreams.streams.views.folds import Folds
-from rlstreams.streams.views.stalls import START_S, Blocked, Evidence, Limits, diagnose
+from rlstreams.streams.views.stalls import START_S, Blocked, StallFacts, StallLimits, diagnose
 from tests.factories import (
     NOW_MS,
     dead_letter,
@@ -26,7 +26,7 @@ from tests.factories import (
 )
 
 STALL_S = 30.0
-LIMITS = Limits(groups_per_step=2, stall_s=STALL_S, sample_s=0.0, pull_s=0.0)
+LIMITS = StallLimits(groups_per_step=2, stall_s=STALL_S, sample_s=0.0, pull_s=0.0)
 STALLED_MS = NOW_MS + 60_000
 SIZE = 2
 ROLES = ("prompts", "rollout", "logprob", "trainer")
@@ -86,12 +86,12 @@ class Run:
         self.last_report_ms[role] = until_ms
         return self
 
-    def blocked(self, limits: Limits = LIMITS) -> Blocked:
+    def blocked(self, limits: StallLimits = LIMITS) -> Blocked:
         found = self.look(limits)
         assert found is not None
         return found
 
-    def look(self, limits: Limits = LIMITS) -> Blocked | None:
+    def look(self, limits: StallLimits = LIMITS) -> Blocked | None:
         for role in ROLES:
             for at_ms in (NOW_MS, self.last_report_ms[role]):
                 state, detail = self.said[role]
@@ -101,7 +101,7 @@ class Run:
                 )  # fmt: skip
                 self.view.apply(report)
         self.view.workers.passes(STALLED_MS)
-        evidence = Evidence(
+        evidence = StallFacts(
             now_ms=STALLED_MS, waited_s=60.0, committed=self.committed or {}, gone=self.gone,
             starting_s=self.starting_s,
         )  # fmt: skip
@@ -304,7 +304,7 @@ def test_a_broker_that_delivers_nothing() -> None:
 def test_a_run_that_nobody_claimed() -> None:
     """Loading a large model is no stall until it has lasted too long."""
     view = Folds()
-    evidence = Evidence(now_ms=STALLED_MS, waited_s=60.0)
+    evidence = StallFacts(now_ms=STALLED_MS, waited_s=60.0)
     found = diagnose(view, evidence, LIMITS)
     assert found is not None
     assert ("trainer", False) == (found.hop, found.is_overdue)

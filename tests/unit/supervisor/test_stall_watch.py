@@ -30,7 +30,7 @@ from rlstreams.streams.log.topics import (
     Topic,
 )
 from rlstreams.streams.views.folds import Folds
-from rlstreams.streams.views.stalls import Held
+from rlstreams.streams.views.stalls import BlockingTransaction
 from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.config.operation import DeadlinesSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
@@ -62,7 +62,9 @@ def test_only_time_in_which_a_step_was_to_be_expected_counts() -> None:
 class World:
     """A log with one group on its way, and the watch over it."""
 
-    def __init__(self, config: RunConfig = CONFIG, held: tuple[Held, ...] = ()) -> None:
+    def __init__(
+        self, config: RunConfig = CONFIG, held: tuple[BlockingTransaction, ...] = ()
+    ) -> None:
         log = made_log()
         self.bus: Bus = MemoryBus(log, "run")
         self.folds = Folds()
@@ -154,7 +156,7 @@ def test_the_groups_positions_tell_logprob_from_the_trainer() -> None:
 
 def test_a_worker_that_stands_in_a_transaction_silences_the_others() -> None:
     """Their reports lie behind its records: neither the broker nor they are to blame."""
-    held = Held(worker="logprob-0", transactional_id="run.logprob.0",
+    held = BlockingTransaction(worker="logprob-0", transactional_id="run.logprob.0",
                 partitions=("worker-events[0]",), age_s=9.0)  # fmt: skip
     world = World(held=(held,))
     assert world.tick_until_told().endswith(

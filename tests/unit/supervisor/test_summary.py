@@ -13,7 +13,7 @@ from rlstreams.show.report.fold import RunFold
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.streams.views.evaluation import EvaluationPoint, EvaluationState
-from rlstreams.up.supervisor.fault_hook import Ended, Outcome, UpOptions
+from rlstreams.up.supervisor.fault_hook import EndedRun, RunOutcome, UpOptions
 from rlstreams.up.supervisor.summary import (
     accuracy_lines,
     model_lines,
@@ -28,7 +28,7 @@ from tests.unit.report.sample_run import audit_report
 
 
 def ended(
-    outcome: Outcome,
+    outcome: RunOutcome,
     *,
     steps_typed: int = 0,
     folder: str = "runs/{id}",
@@ -36,7 +36,7 @@ def ended(
     command: str = "up my.toml",
     step: int = 0,
     audit: AuditReport | None = None,
-) -> Ended:
+) -> EndedRun:
     config = RunConfig(run=RunSection(id=run_id, dir=folder))
     options = UpOptions(
         config=config,
@@ -45,7 +45,7 @@ def ended(
         is_live=False,
         steps_typed=steps_typed,
     )
-    return Ended(
+    return EndedRun(
         options=options,
         step=step,
         outcome=outcome,
@@ -59,16 +59,16 @@ def ended(
 @pytest.mark.parametrize(
     ("outcome", "audit", "status"),
     [
-        (Outcome.COMPLETE, None, 0),
-        (Outcome.FAILED, None, 1),
-        (Outcome.COMPLETE, audit_report(), 0),
-        (Outcome.COMPLETE, audit_report(lost=1, breach_counts={"lost": 1}), 1),
+        (RunOutcome.COMPLETE, None, 0),
+        (RunOutcome.FAILED, None, 1),
+        (RunOutcome.COMPLETE, audit_report(), 0),
+        (RunOutcome.COMPLETE, audit_report(lost=1, breach_counts={"lost": 1}), 1),
     ],
 )
 def test_a_run_without_an_audit_has_a_summary(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    outcome: Outcome,
+    outcome: RunOutcome,
     audit: AuditReport | None,
     status: int,
 ) -> None:
@@ -84,15 +84,15 @@ def test_a_run_without_an_audit_has_a_summary(
 @pytest.mark.parametrize(
     ("outcome", "steps_typed", "resume"),
     [
-        (Outcome.DRAINED, 0, "up my.toml --resume"),
+        (RunOutcome.DRAINED, 0, "up my.toml --resume"),
         # The configured steps may be fewer than are done: nothing would go on.
-        (Outcome.DRAINED, 150, "up my.toml --resume --steps 150"),
-        (Outcome.FAILED, 150, "up my.toml --resume --steps 150"),
-        (Outcome.COMPLETE, 150, "up my.toml --resume --steps 200"),
+        (RunOutcome.DRAINED, 150, "up my.toml --resume --steps 150"),
+        (RunOutcome.FAILED, 150, "up my.toml --resume --steps 150"),
+        (RunOutcome.COMPLETE, 150, "up my.toml --resume --steps 200"),
     ],
 )
 def test_what_continues_a_run_goes_on_to_the_steps_that_were_asked_for(
-    outcome: Outcome, steps_typed: int, resume: str
+    outcome: RunOutcome, steps_typed: int, resume: str
 ) -> None:
     """A run that reached them is offered twice the configured ones."""
     assert next_commands(ended(outcome, steps_typed=steps_typed))[0].endswith(resume)
@@ -100,7 +100,7 @@ def test_what_continues_a_run_goes_on_to_the_steps_that_were_asked_for(
 
 def test_a_run_that_came_farther_than_configured_is_offered_more() -> None:
     """`--resume --steps` of what is done would do nothing."""
-    (resume, *_) = next_commands(ended(Outcome.COMPLETE, step=300))
+    (resume, *_) = next_commands(ended(RunOutcome.COMPLETE, step=300))
     assert resume.endswith("--resume --steps 600")
 
 
@@ -123,7 +123,7 @@ def test_commands_to_try_can_be_pasted(here: Path, monkeypatch: pytest.MonkeyPat
     """Also where folders have spaces in their names, and the shell does not find us."""
     tool = script(here / "my tools/rlstreams")
     monkeypatch.setattr("sys.executable", str(here / "my tools/python"))
-    commands = next_commands(ended(Outcome.COMPLETE, folder="my runs/one"))
+    commands = next_commands(ended(RunOutcome.COMPLETE, folder="my runs/one"))
     assert ["my tools/rlstreams", "audit", "my runs/one"] == shlex.split(commands[3])
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
@@ -152,12 +152,12 @@ def test_the_name_of_the_program_starts_us(here: Path, monkeypatch: pytest.Monke
 )
 def test_a_run_that_failed_is_looked_at(command: str, last: str) -> None:
     """The demo has no file that could be looked at."""
-    assert next_commands(ended(Outcome.FAILED, command=command))[-1].endswith(f" {last}")
+    assert next_commands(ended(RunOutcome.FAILED, command=command))[-1].endswith(f" {last}")
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", RunOutcome)
 @pytest.mark.parametrize("command", ["up my.toml --data.train='my rows'", "demo --run.id=demo"])
-def test_every_command_is_one(here: Path, outcome: Outcome, command: str) -> None:
+def test_every_command_is_one(here: Path, outcome: RunOutcome, command: str) -> None:
     """The parser takes each as it is printed."""
     (here / "run/checkpoints/000001-00000005").mkdir(parents=True)
     made = ended(outcome, command=command, steps_typed=5, folder="my run")

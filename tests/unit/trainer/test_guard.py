@@ -22,7 +22,7 @@ from rlstreams.workers.trainer.guard import (
     LEARN,
     Compared,
     Guard,
-    Source,
+    SegmentSource,
     alarm,
     band,
     compared,
@@ -244,7 +244,7 @@ def test_few_tokens_far_apart_accuse_no_source_but_all_of_them_do() -> None:
     def part(worker: str, distance_N: np.ndarray) -> Compared:
         zero_N = np.zeros(len(distance_N), np.float32)
         return Compared(
-            sample=f"{worker}/0", source=Source(worker, "vllm", 49, ""),
+            sample=f"{worker}/0", source=SegmentSource(worker, "vllm", 49, ""),
             ids_N=np.arange(len(distance_N), dtype=np.int32), sampler_N=zero_N,
             scorer_N=distance_N.astype(np.float32), is_whole=True,
         )  # fmt: skip

@@ -11,17 +11,17 @@ import torch
 from torch.distributed import HashStore
 
 from rlstreams.workers.weights.link.errors import PullError
-from rlstreams.workers.weights.link.group import Group, name_of
+from rlstreams.workers.weights.link.group import TransferGroup, name_of
 
 WAIT_S = 60.0
 # Nothing here asks the device for anything: its name alone makes a group stage.
 NAMED = torch.device("cuda", 0)
 
 
-def formed(devices: list[torch.device]) -> list[Group]:
+def formed(devices: list[torch.device]) -> list[TransferGroup]:
     """A group of one process, rank by rank."""
     store = HashStore()
-    groups = [Group("gloo", device, stall_s=WAIT_S) for device in devices]
+    groups = [TransferGroup("gloo", device, stall_s=WAIT_S) for device in devices]
 
     def form(rank: int) -> None:
         until_s = time.monotonic() + WAIT_S
@@ -59,7 +59,7 @@ def test_what_is_for_a_device_goes_through_host_memory() -> None:
             group.abort()
 
 
-class Failing(Group):
+class Failing(TransferGroup):
     """Whatever makes it meets the error."""
 
     error: Exception = OSError("no such address")

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.link import PROTOCOL
 from rlstreams.workers.weights.link.model_target import Loading, ModelTarget
-from rlstreams.workers.weights.link.orders import Server
+from rlstreams.workers.weights.link.orders import ServerRank
 from rlstreams.workers.weights.link.pieces import Piece
 from rlstreams.workers.weights.report_listener import ReportListener
 
@@ -73,11 +73,11 @@ def order(file: Path, **changes: object) -> dict[str, object]:
     } | changes
 
 
-def serving(model: torch.nn.Module, **more: Any) -> Server:
-    return Server(model, torch.device("cpu"), engine="test 1", loading=Loading(**more))
+def serving(model: torch.nn.Module, **more: Any) -> ServerRank:
+    return ServerRank(model, torch.device("cpu"), engine="test 1", loading=Loading(**more))
 
 
-def obey(server: Server, what: Mapping[str, object]) -> dict[str, Any]:
+def obey(server: ServerRank, what: Mapping[str, object]) -> dict[str, Any]:
     return server.obey(json.dumps(what))
 
 

@@ -17,7 +17,7 @@ from rlstreams.workers.loop.log import get
 from rlstreams.workers.weights.channel import VersionGoneError, WeightError
 from rlstreams.workers.weights.layout import manifest_of, weight_hash
 from rlstreams.workers.weights.store import writer as module
-from rlstreams.workers.weights.store.history import Chains, Held, WeightHistory
+from rlstreams.workers.weights.store.history import Chains, HeldVersion, WeightHistory
 from rlstreams.workers.weights.store.place import Place, place_of
 from rlstreams.workers.weights.store.version_file import Stamp, pieces_of
 from rlstreams.workers.weights.store.writer import Stored, StoreWriter
@@ -123,7 +123,7 @@ def test_an_independent_reader_gets_the_same_words(filled: Path) -> None:
 
 def test_who_is_one_behind_reads_one_delta(filled: Path) -> None:
     """Also past an anchor; and its own tensors stay as they are."""
-    held = Held(Stamp.of(7, hash_at(7)), dict(sorted(weights(7).items())))
+    held = HeldVersion(Stamp.of(7, hash_at(7)), dict(sorted(weights(7).items())))
     for path in filled.iterdir():
         if not path.name.startswith("v00000008") or path.suffix == ".anchor":
             path.unlink()

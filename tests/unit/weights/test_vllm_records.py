@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rlstreams.workers.weights.link.vllm_records import KEY, Records
+from rlstreams.workers.weights.link.vllm_records import KEY, RequestRecords
 
 
-def started(records: Records, request_id: str, *, asks: bool = True) -> SimpleNamespace:
+def started(records: RequestRecords, request_id: str, *, asks: bool = True) -> SimpleNamespace:
     params = SimpleNamespace(extra_args={KEY: True} if asks else None, logprobs=None)
     request = SimpleNamespace(request_id=request_id, sampling_params=params, num_preemptions=0)
     records.begin(request)
@@ -29,13 +29,13 @@ def output(request_id: str, logprobs: list[float], reason: str | None = None) ->
     )  # fmt: skip
 
 
-def step(records: Records, *outputs: Any) -> None:
+def step(records: RequestRecords, *outputs: Any) -> None:
     records.note({0: SimpleNamespace(outputs=list(outputs))})
 
 
 def test_an_answer_carries_what_each_label_sampled() -> None:
     """Several tokens a step (speculation), none in another (a preemption), labels in between."""
-    records = Records()
+    records = RequestRecords()
     request = started(records, "a")
     assert 0 == request.sampling_params.logprobs
     records.label = "0-x"
@@ -57,7 +57,7 @@ def test_an_answer_carries_what_each_label_sampled() -> None:
 
 def test_who_asks_for_no_record_is_left_alone() -> None:
     """Another client of the server gets its log-probs as ever."""
-    records = Records()
+    records = RequestRecords()
     request = started(records, "b", asks=False)
     last = output("b", [-1.0], "stop")
     step(records, last)
@@ -68,7 +68,7 @@ def test_who_asks_for_no_record_is_left_alone() -> None:
 
 def test_a_request_that_is_aborted_before_its_first_token_has_an_empty_record() -> None:
     """An error here would end the engine core, and every request with it."""
-    records = Records()
+    records = RequestRecords()
     started(records, "d")
     told = records.end("d")
     assert ("", [], 0) == tuple(told[KEY].values())
@@ -76,7 +76,7 @@ def test_a_request_that_is_aborted_before_its_first_token_has_an_empty_record() 
 
 def test_an_aborted_request_keeps_what_it_had() -> None:
     """A pause with abort answers with the tokens so far; their record comes with it."""
-    records = Records()
+    records = RequestRecords()
     started(records, "c")
     records.label = "0-x"
     step(records, output("c", [-1.0]))

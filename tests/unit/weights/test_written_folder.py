@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.engines.served.delivery import FolderDelivery, Order
+from rlstreams.workers.engines.served.delivery import DeliveryOrder, FolderDelivery
 from tests.families import make
 
 
@@ -48,7 +48,7 @@ def test_a_folder_has_the_names_of_the_models_own_library(
     the server would sample with the embedding that it began with."""
     given = make(name, tmp_path / "given", **changes)
     channel, server = FolderChannel(given), Loading()
-    order = Order(
+    order = DeliveryOrder(
         adapter=cast("Any", server),
         published=channel.published,
         channel=cast("Any", channel),

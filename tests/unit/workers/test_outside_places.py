@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rlstreams.workers.agents.agent import Ending, Place, Start
+from rlstreams.workers.agents.agent import Ending, SamplePlace, Start
 from rlstreams.workers.agents.outside import OutsideAgent
 from rlstreams.workers.config.agents import AgentSection
 
@@ -17,8 +17,8 @@ def agent_in(folder: Path, lease_s: float) -> OutsideAgent:
     return OutsideAgent(AgentSection(name="own", outside=True, lease_s=lease_s), folder)
 
 
-def place(group_id: str, sample: int, client_group: str = "", size: int = 2) -> Place:
-    return Place(
+def place(group_id: str, sample: int, client_group: str = "", size: int = 2) -> SamplePlace:
+    return SamplePlace(
         session_id=f"{group_id}/{sample}",
         group_id=group_id,
         group_size=size,

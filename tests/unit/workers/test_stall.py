@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.streams.views.stalls import Limits
+from rlstreams.streams.views.stalls import StallLimits
 from rlstreams.streams.workers import Life
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
@@ -18,7 +18,7 @@ from tests.memory.bus import MemoryBus
 
 ROOT = Path(__file__).parents[3]
 STALL_S = 5.0
-LIMITS = Limits(groups_per_step=1, stall_s=STALL_S, pull_s=20.0)
+LIMITS = StallLimits(groups_per_step=1, stall_s=STALL_S, pull_s=20.0)
 
 
 def config(**overrides: object) -> RunConfig:

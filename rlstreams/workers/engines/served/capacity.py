@@ -159,14 +159,14 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Candidate:
     """One server that may be given a request."""
 
     in_flight: int
     limit: int
 
 
-def choose(group_id: str, loads: Mapping[str, Load], before: str = "") -> str | None:
+def choose(group_id: str, loads: Mapping[str, Candidate], before: str = "") -> str | None:
     """The url of the server to take, or None if all are full.
 
     A server is eligible if it has room and is not much fuller than the least full one. Of these the

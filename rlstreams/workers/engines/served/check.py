@@ -44,7 +44,7 @@ class Weight(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """Result of one check."""
 
     name: str
@@ -53,7 +53,7 @@ class Finding:
     cure: str = ""
 
 
-async def check_server(url: str) -> tuple[Finding, ...]:
+async def check_server(url: str) -> tuple[CheckResult, ...]:
     """Every check of the server at `url`."""
     http = ServerHttp(url)
     try:
@@ -61,9 +61,9 @@ async def check_server(url: str) -> tuple[Finding, ...]:
             await refuse_router(http, ASK_S)
             facts = await ask_facts(http, ASK_S)
         except RouterError as err:
-            return (Finding("server", Weight.BROKEN, str(err), err.cure),)
+            return (CheckResult("server", Weight.BROKEN, str(err), err.cure),)
         except ServerError as err:
-            return (Finding("server", Weight.BROKEN, str(err), START),)
+            return (CheckResult("server", Weight.BROKEN, str(err), START),)
         plugin = await _vllm_plugin(http) if facts.kind is Kind.VLLM else _sglang_plugin(facts)
         adapter = ADAPTERS[facts.kind](http, facts, ASK_S)
         return (
@@ -79,40 +79,40 @@ async def check_server(url: str) -> tuple[Finding, ...]:
         await http.close()
 
 
-def is_usable(findings: Sequence[Finding]) -> bool:
+def is_usable(findings: Sequence[CheckResult]) -> bool:
     """Whether nothing is broken."""
     return all(finding.weight is not Weight.BROKEN for finding in findings)
 
 
-def _version(facts: ServerFacts) -> Finding:
+def _version(facts: ServerFacts) -> CheckResult:
     found = f"{facts.name}, model {facts.model}, at most {facts.max_tokens} tokens"
     if why := too_old(facts.kind, facts.version):
-        return Finding("version", Weight.BROKEN, f"{found}; {why}")
+        return CheckResult("version", Weight.BROKEN, f"{found}; {why}")
     why = untested(facts.kind, facts.version)
-    return Finding("version", Weight.OK, f"{found}; {why}" if why else found)
+    return CheckResult("version", Weight.OK, f"{found}; {why}" if why else found)
 
 
-def _routes(facts: ServerFacts) -> Iterator[Finding]:
+def _routes(facts: ServerFacts) -> Iterator[CheckResult]:
     lacking = {needed.name: lack for needed, lack in missing(facts)}
     for needed in NEEDED[facts.kind]:
         if lack := lacking.get(needed.name):
-            yield Finding(needed.name, Weight.BROKEN, lack, needed.cure)
+            yield CheckResult(needed.name, Weight.BROKEN, lack, needed.cure)
         else:
-            yield Finding(needed.name, Weight.OK, ", ".join(needed.routes))
+            yield CheckResult(needed.name, Weight.OK, ", ".join(needed.routes))
     if facts.kind is Kind.VLLM:
         return
     if facts.settings.get("skip_tokenizer_init"):
-        yield Finding("token ids", Weight.OK, "no tokenizer in the way")
+        yield CheckResult("token ids", Weight.OK, "no tokenizer in the way")
     else:
         found = "it has a tokenizer: answers are text, without token ids"
-        yield Finding("token ids", Weight.BROKEN, found, "start it with --skip-tokenizer-init")
+        yield CheckResult("token ids", Weight.BROKEN, found, "start it with --skip-tokenizer-init")
 
 
-def _spans(facts: ServerFacts) -> Finding:
+def _spans(facts: ServerFacts) -> CheckResult:
     if facts.reports_versions:
         by = "our plugin's records" if facts.keeps_records else "the server"
-        return Finding("version spans", Weight.OK, f"reported by {by}, per token")
-    return Finding(
+        return CheckResult("version spans", Weight.OK, f"reported by {by}, per token")
+    return CheckResult(
         "version spans",
         Weight.SLOW,
         "none: each pull ends the running requests, which are resumed with their tokens so far",
@@ -120,24 +120,24 @@ def _spans(facts: ServerFacts) -> Finding:
     )
 
 
-async def _vllm_plugin(http: ServerHttp) -> Finding:
+async def _vllm_plugin(http: ServerHttp) -> CheckResult:
     """Our plugin takes an empty greeting, more than once; every other plugin refuses it."""
     try:
         await http.post("/init_weight_transfer_engine", {"init_info": {}}, ASK_S)
     except ServerError:
         return _no_plugin("""--weight-transfer-config '{"backend":"rlstreams"}'""")
-    return Finding("transfer plugin", Weight.OK, "weights go straight into its parameters")
+    return CheckResult("transfer plugin", Weight.OK, "weights go straight into its parameters")
 
 
-def _sglang_plugin(facts: ServerFacts) -> Finding:
+def _sglang_plugin(facts: ServerFacts) -> CheckResult:
     loaders = str(facts.settings.get("custom_weight_loader"))
     if "rlstreams_server" in loaders:
-        return Finding("transfer plugin", Weight.OK, loaders)
+        return CheckResult("transfer plugin", Weight.OK, loaders)
     return _no_plugin("--custom-weight-loader rlstreams_server.sglang.receive")
 
 
-def _no_plugin(flag: str) -> Finding:
-    return Finding(
+def _no_plugin(flag: str) -> CheckResult:
+    return CheckResult(
         "transfer plugin",
         Weight.SLOW,
         "not there: the server loads each version from a folder, many times slower, and only from "
@@ -146,7 +146,7 @@ def _no_plugin(flag: str) -> Finding:
     )
 
 
-async def _spread(http: ServerHttp, facts: ServerFacts) -> list[Finding]:
+async def _spread(http: ServerHttp, facts: ServerFacts) -> list[CheckResult]:
     """For a server of several processes only: whether weights reach all of them."""
     is_vllm = facts.kind is Kind.VLLM
     try:
@@ -157,15 +157,15 @@ async def _spread(http: ServerHttp, facts: ServerFacts) -> list[Finding]:
             ranks = replace(ranks, stages=stages)
     except (ServerError, LookupError, TypeError, ValueError) as err:
         cure = "start it with VLLM_SERVER_DEV_MODE=1" if is_vllm else ""
-        return [Finding("ranks", Weight.BROKEN, f"unknown: {err}", cure)]
+        return [CheckResult("ranks", Weight.BROKEN, f"unknown: {err}", cure)]
     found, cure = ranks.refusal(facts.kind)
     if found:
-        return [Finding("ranks", Weight.BROKEN, found, cure)]
-    several = Finding("ranks", Weight.OK, f"{ranks.total}, each gets its shard")
+        return [CheckResult("ranks", Weight.BROKEN, found, cure)]
+    several = CheckResult("ranks", Weight.OK, f"{ranks.total}, each gets its shard")
     return [several] if ranks.total > 1 else []
 
 
-async def _answers(adapter: Adapter) -> Finding:
+async def _answers(adapter: Adapter) -> CheckResult:
     """One greedy token, at a temperature where raw and processed log-probs differ."""
     name, found = "log-probs", list[float]()
     try:
@@ -175,18 +175,18 @@ async def _answers(adapter: Adapter) -> Finding:
             found += answer.logprobs[:1]
     except (ServerError, AnswerError) as err:
         message = f"a request of one token failed: {err}"
-        return Finding(name, Weight.BROKEN, message, "see the server's log")
+        return CheckResult(name, Weight.BROKEN, message, "see the server's log")
     if len(found) < 2:
         message = "it was answered without a token: is the server paused?"
-        return Finding(name, Weight.BROKEN, message, "see the server's log")
+        return CheckResult(name, Weight.BROKEN, message, "see the server's log")
     # At a temperature near 0 the likeliest token is certain, if the log-prob is of what was drawn.
     is_flat, is_certain = (logprob > _CERTAIN for logprob in found)
     if is_certain and is_flat:
         message = "cannot be compared: the model is certain of its first token"
-        return Finding(name, Weight.OK, message)
+        return CheckResult(name, Weight.OK, message)
     if is_certain:
-        return Finding(name, Weight.OK, "of the sampled distribution")
-    return Finding(
+        return CheckResult(name, Weight.OK, "of the sampled distribution")
+    return CheckResult(
         name,
         Weight.BROKEN,
         "raw, not of the distribution that is sampled from: wrong above temperature 1 or below, "
@@ -210,7 +210,7 @@ def _request(temperature: float) -> GenerateRequest:
     )
 
 
-def _exposed(url: str) -> Finding:
+def _exposed(url: str) -> CheckResult:
     """Whether the control routes answer on this machine's outer addresses too."""
     parts: Any = urlsplit(url)
     name = "interface"
@@ -218,14 +218,14 @@ def _exposed(url: str) -> Finding:
     if not is_loopback(url):
         found = f"{parts.hostname} is no loopback: whoever reaches it {danger}"
         cure = "a private interface, or a firewall, that only workers reach"
-        return Finding(name, Weight.SLOW, found, cure)
+        return CheckResult(name, Weight.SLOW, found, cure)
     for address in _outer_addresses():
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.settimeout(_PROBE_S)
             if probe.connect_ex((address, parts.port or 80)) == 0:
                 found = f"it answers on {address} too: whoever reaches that {danger}"
-                return Finding(name, Weight.BROKEN, found, "start it with --host 127.0.0.1")
-    return Finding(name, Weight.OK, "loopback only")
+                return CheckResult(name, Weight.BROKEN, found, "start it with --host 127.0.0.1")
+    return CheckResult(name, Weight.OK, "loopback only")
 
 
 def _outer_addresses() -> list[str]:

@@ -71,7 +71,7 @@ class StartCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartFacts:
     """Facts that a start command depends on."""
 
     kind: Kind
@@ -91,7 +91,7 @@ class Start:
     environment: Mapping[str, str]
 
 
-def start_command(start: Start) -> StartCommand:
+def start_command(start: StartFacts) -> StartCommand:
     """The whole start command.
 
     Raises:
@@ -149,7 +149,7 @@ def judge_command(
     return StartCommand(argv=(python, "-m", module, *words), environment=environment)
 
 
-def _args(start: Start, model: str) -> dict[str, Value]:
+def _args(start: StartFacts, model: str) -> dict[str, Value]:
     args: dict[str, Value] = {
         "host": start.host,
         "port": start.port,
@@ -162,7 +162,7 @@ def _args(start: Start, model: str) -> dict[str, Value]:
     return args
 
 
-def _vllm_args(start: Start) -> dict[str, Value]:
+def _vllm_args(start: StartFacts) -> dict[str, Value]:
     args = _args(start, "model")
     args["logprobs-mode"] = "processed_logprobs"  # of the distribution that was sampled from
     args["return-tokens-as-token-ids"] = True
@@ -173,13 +173,13 @@ def _vllm_args(start: Start) -> dict[str, Value]:
     return {**args, "weight-transfer-config": '{"backend":"rlstreams"}'}
 
 
-def _sglang_args(start: Start) -> dict[str, Value]:
+def _sglang_args(start: StartFacts) -> dict[str, Value]:
     loader: dict[str, Value] = {"custom-weight-loader": "rlstreams_server.sglang.receive"}
     saver: dict[str, Value] = {"enable-memory-saver": True} if start.sleeps else {}
     return _args(start, "model-path") | loader | saver
 
 
-def _environment(start: Start) -> dict[str, str]:
+def _environment(start: StartFacts) -> dict[str, str]:
     if start.kind is Kind.VLLM:
         kind = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": start.log_level.upper()}
     else:

@@ -46,7 +46,7 @@ class DeliveryError(WeightError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class DeliveryOrder:
     """One version for one server."""
 
     adapter: Adapter
@@ -112,7 +112,7 @@ class FolderDelivery:
         await ask_facts(adapter.http, self._probe_s)
         await adapter.pause(PauseMode.ABORT, keep_cache=False, deadline_s=self._probe_s)
 
-    async def delivered(self, order: Order) -> int:
+    async def delivered(self, order: DeliveryOrder) -> int:
         """Run `deliver`; an unforeseen error becomes a DeliveryError of the worst kind: else the
         server would stay paused and seem to hold the old weights."""
         try:
@@ -127,7 +127,7 @@ class FolderDelivery:
             message = f"server {url}: policy version {version}: {err!r}"
             raise DeliveryError(message, touched=True) from err
 
-    async def deliver(self, order: Order) -> int:
+    async def deliver(self, order: DeliveryOrder) -> int:
         """Have the paused server take the version; returns the bytes that it took.
 
         The folder receives it first and its hash is checked: a broken pull touches no server.
@@ -144,7 +144,7 @@ class FolderDelivery:
             await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
         return num_bytes
 
-    def _write(self, order: Order, target: Path) -> int:
+    def _write(self, order: DeliveryOrder, target: Path) -> int:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -180,7 +180,7 @@ class FolderDelivery:
 
 
 @contextmanager
-def before_the_server(order: Order) -> Iterator[None]:
+def before_the_server(order: DeliveryOrder) -> Iterator[None]:
     """Guard of reading an order's weights: any failure becomes a DeliveryError, untouched."""
     try:
         yield

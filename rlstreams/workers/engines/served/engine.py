@@ -21,11 +21,11 @@ from rlstreams.workers.engines.base import (
     check_request,
 )
 from rlstreams.workers.engines.served.answer import empty_segment
-from rlstreams.workers.engines.served.capacity import Load, choose
+from rlstreams.workers.engines.served.capacity import Candidate, choose
 from rlstreams.workers.engines.served.health_monitor import HealthMonitor
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.engines.served.running import room
-from rlstreams.workers.engines.served.server import Server
+from rlstreams.workers.engines.served.server_client import ServerClient
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.shape import ModelShape
 from rlstreams.workers.engines.served.states import State
@@ -44,7 +44,7 @@ class ServedEngine:
         settings: ServedSettings,
         shape: ModelShape,
         max_tokens: int,
-        servers: Sequence[Server],
+        servers: Sequence[ServerClient],
         note: Callable[[str], None] = lambda _: None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -66,7 +66,7 @@ class ServedEngine:
         self._num_waiting = 0
         self._sessions: dict[str, str] = {}  # the address that each session was given last
         self._tasks: list[asyncio.Task[None]] = []
-        self._pulls: dict[Server, asyncio.Task[Pulled]] = {}
+        self._pulls: dict[ServerClient, asyncio.Task[Pulled]] = {}
         self._is_closed = False
 
     @property
@@ -233,18 +233,18 @@ class ServedEngine:
         self._moved.set()
 
     @property
-    def _servers(self) -> list[Server]:
+    def _servers(self) -> list[ServerClient]:
         return [monitor.server for monitor in self._monitors]
 
     @property
-    def _at_work(self) -> list[Server]:
+    def _at_work(self) -> list[ServerClient]:
         """Servers that are not to rest."""
         return [monitor.server for monitor in self._monitors if not monitor.rests]
 
-    def _monitor_of(self, server: Server) -> HealthMonitor:
+    def _monitor_of(self, server: ServerClient) -> HealthMonitor:
         return next(monitor for monitor in self._monitors if monitor.server is server)
 
-    async def _next_server(self, request: SampleRequest) -> Server | None:
+    async def _next_server(self, request: SampleRequest) -> ServerClient | None:
         """A server that may be asked now, first come first served; None: the engine is closed."""
         self._num_waiting += 1
         try:
@@ -259,7 +259,7 @@ class ServedEngine:
         finally:
             self._num_waiting -= 1
 
-    def _remember(self, session: str, server: Server) -> None:
+    def _remember(self, session: str, server: ServerClient) -> None:
         if not session:
             return
         self._sessions.pop(session, None)
@@ -267,14 +267,14 @@ class ServedEngine:
         if len(self._sessions) > _SESSIONS:
             del self._sessions[next(iter(self._sessions))]
 
-    def _free_server(self, request: SampleRequest) -> Server | None:
+    def _free_server(self, request: SampleRequest) -> ServerClient | None:
         able = {
             server.url: server
             for server in self._at_work
             if server.state.is_open and server.held and server.held.policy_version >= self._floor
         }
         loads = {
-            url: Load(len(server.requests), server.requests.capacity.limit)
+            url: Candidate(len(server.requests), server.requests.capacity.limit)
             for url, server in able.items()
         }
         url = choose(request.group_id, loads, self._sessions.get(request.session, ""))
@@ -298,7 +298,7 @@ class ServedEngine:
             await asyncio.sleep(_POLL_S)
 
     def _begin_pull(
-        self, server: Server, published: PolicyPublished, channel: WeightChannel
+        self, server: ServerClient, published: PolicyPublished, channel: WeightChannel
     ) -> asyncio.Task[Pulled]:
         task = asyncio.create_task(server.pull(published, channel))
         self._pulls[server] = task
@@ -312,7 +312,7 @@ class ServedEngine:
         task.add_done_callback(end)
         return task
 
-    def _behind(self, published: PolicyPublished) -> list[Server]:
+    def _behind(self, published: PolicyPublished) -> list[ServerClient]:
         """Servers that a pull would bring forward: also those that hold another version of the same
         number, which a replaced trainer announced in vain."""
         wanted = Held(published.policy_version, published.weight_hash)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from rlstreams.workers.engines.served.facts import RouterError, untested
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
-from rlstreams.workers.engines.served.server import Look, Server
+from rlstreams.workers.engines.served.server_client import Liveness, ServerClient
 from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.states import Event, State
 
@@ -27,7 +27,7 @@ class HealthMonitor:
 
     def __init__(
         self,
-        server: Server,
+        server: ServerClient,
         settings: ServedSettings,
         on_change: Callable[[], None],
         note: Callable[[str], None],
@@ -41,7 +41,7 @@ class HealthMonitor:
         self._on_change = on_change
         self._note = note
         self._now = asyncio.Event()
-        self._last_look: Look | None = None  # since `rest` was called
+        self._last_look: Liveness | None = None  # since `rest` was called
         self._silent_since_s: float | None = None
         self._inside_s = 0.0  # when its engine answered last
         self._gauges_s = 0.0  # when its gauges were read last; infinite: it has none
@@ -65,7 +65,7 @@ class HealthMonitor:
     def is_at_rest(self) -> bool:
         """Whether the server holds no memory: it sleeps, or no process listens there."""
         is_up = self.server.is_up
-        is_gone = not is_up and (self._last_look is Look.REFUSED or bool(self.failure))
+        is_gone = not is_up and (self._last_look is Liveness.REFUSED or bool(self.failure))
         return self.server.state.name is State.ASLEEP or is_gone
 
     def rest(self) -> None:
@@ -96,8 +96,8 @@ class HealthMonitor:
         server = self.server
         try:
             self._last_look = await server.look(self._settings.look_s)
-            if self._last_look is not Look.ALIVE:
-                if self._last_look is Look.REFUSED and server.state.name is State.HUNG:
+            if self._last_look is not Liveness.ALIVE:
+                if self._last_look is Liveness.REFUSED and server.state.name is State.HUNG:
                     server.state.go(Event.LOST)  # its owner has ended it
                 return
             await server.meet()
@@ -118,12 +118,12 @@ class HealthMonitor:
 
     async def _still_listens(self) -> bool:
         """Whether a silent server still listens; a dead one need not be ended."""
-        return await self.server.look(self._settings.look_s) is Look.ALIVE
+        return await self.server.look(self._settings.look_s) is Liveness.ALIVE
 
     async def _check(self) -> None:
         settings = self._settings
         found = await self.server.look(min(settings.answer_s, settings.look_s))
-        if found is Look.ALIVE:
+        if found is Liveness.ALIVE:
             self._silent_since_s = None
             await self._read_gauges()
             self._on_change()  # the gate may have been shut and opened while it was looked at
@@ -134,13 +134,13 @@ class HealthMonitor:
         now_s = time.monotonic()
         self._silent_since_s = self._silent_since_s or now_s
         # The owner of a server may restart it sooner than `silent_s`.
-        if found is not Look.REFUSED and now_s - self._silent_since_s < settings.silent_s:
+        if found is not Liveness.REFUSED and now_s - self._silent_since_s < settings.silent_s:
             self._now.set()  # again at once: a dead server may be restarted between two looks
             await asyncio.sleep(settings.beat_s / 10)
             return
         silent_s, self._silent_since_s = now_s - self._silent_since_s, None
         why = f"did not answer /health for {silent_s:.1f} s"
-        if found is Look.REFUSED:
+        if found is Liveness.REFUSED:
             self.server.lose(why)
         else:
             self._give_up(why)

@@ -21,8 +21,8 @@ from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
     PROBE_S,
     DeliveryError,
+    DeliveryOrder,
     FolderDelivery,
-    Order,
     before_the_server,
 )
 from rlstreams.workers.engines.served.facts import Kind, Ranks, ServerFacts, ask_ranks
@@ -103,7 +103,7 @@ class PluginDelivery(FolderDelivery):
             if err.is_silence:
                 raise ServerGoneError(str(err)) from err
 
-    async def deliver(self, order: Order) -> int:
+    async def deliver(self, order: DeliveryOrder) -> int:
         """Have the plugin receive; see `FolderDelivery.deliver`."""
         if not self._has_plugin:
             return await super().deliver(order)

@@ -25,7 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlstreams.workers.gateway.http.dialect import Asked, Dialect, as_json
+from rlstreams.workers.gateway.http.dialect import Dialect, ParsedRequest, as_json
 from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
 from rlstreams.workers.gateway.http.messages import dialogue
 from rlstreams.workers.gateway.http.wire import IS_TRAINED, Body, bad
@@ -155,7 +155,7 @@ class Gateway:
         return Response(stream, media_type="text/event-stream", headers=headers)
 
     async def _stream(
-        self, work: asyncio.Task[list[CallAnswer]], asked: Asked, dialect: Dialect
+        self, work: asyncio.Task[list[CallAnswer]], asked: ParsedRequest, dialect: Dialect
     ) -> AsyncIterator[bytes]:
         """Stream an answer that is not ready yet; the stream reports a failure, too."""
         while not work.done():

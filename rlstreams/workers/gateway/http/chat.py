@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlstreams.workers.gateway.canonical import answer_message, plain, plain_tool
-from rlstreams.workers.gateway.http.dialect import Asked, event
+from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
 from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Tool
 
@@ -28,7 +28,7 @@ class Chat:
 
     keepalive = b": waiting\n\n"
 
-    def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
+    def asked(self, data: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """See Dialect."""
         body = Body(data)
         messages = body.objects("messages")
@@ -61,9 +61,11 @@ class Chat:
             )
             for choice in range(choices)
         )
-        return Asked(calls=calls, is_stream=body.flag("stream"), body=body)
+        return ParsedRequest(calls=calls, is_stream=body.flag("stream"), body=body)
 
-    def answer(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> dict[str, Any]:
+    def answer(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> dict[str, Any]:
         """See Dialect."""
         wants_logprobs = asked.body.flag("logprobs")
         choices = [
@@ -78,7 +80,9 @@ class Chat:
         return {**_head(answers, "chat.completion", model), "choices": choices,
                 "usage": _usage(answers)}  # fmt: skip
 
-    def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
+    def events(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> Iterator[bytes]:
         """See Dialect."""
         head = _head(answers, "chat.completion.chunk", model)
         has_usage = bool(asked.body.mapping("stream_options").get("include_usage"))
@@ -131,7 +135,7 @@ def _head(answers: Sequence[CallAnswer], kind: str, model: str) -> dict[str, Any
             "model": model, "system_fingerprint": None}  # fmt: skip
 
 
-def _deltas(answer: CallAnswer, asked: Asked) -> Iterator[dict[str, Any]]:
+def _deltas(answer: CallAnswer, asked: ParsedRequest) -> Iterator[dict[str, Any]]:
     """The choices of the chunks of one answer."""
     message = answer_message(answer.parsed)
     said = {"content": message["content"]} if message["content"] else {}
@@ -149,7 +153,7 @@ def _deltas(answer: CallAnswer, asked: Asked) -> Iterator[dict[str, Any]]:
     yield {"delta": {}, "finish_reason": answer.finish_reason}
 
 
-def logprobs_of(answer: CallAnswer, asked: Asked) -> dict[str, Any]:
+def logprobs_of(answer: CallAnswer, asked: ParsedRequest) -> dict[str, Any]:
     """Log-probs of the sampled tokens, as they were recorded; no other token's are."""
     shows_top = bool(asked.body.integer("top_logprobs", 0))
     content = []

@@ -14,7 +14,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """A request that was read."""
 
     calls: tuple[CallRequest, ...]  # siblings; one, but for `n` of chat completions
@@ -27,13 +27,17 @@ class Dialect(Protocol):
 
     keepalive: bytes  # sent by a stream while it waits
 
-    def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
+    def asked(self, data: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """Read a request; raises CallRefusedError, 400."""
 
-    def answer(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> dict[str, Any]:
+    def answer(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> dict[str, Any]:
         """The body of an answer."""
 
-    def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
+    def events(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> Iterator[bytes]:
         """The answer as a stream: it is committed, so no event is ever taken back."""
 
     def error(self, refused: CallRefusedError) -> dict[str, Any]:

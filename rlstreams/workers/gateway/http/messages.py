@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
-from rlstreams.workers.gateway.http.dialect import Asked, event
+from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
 from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
 
@@ -33,7 +33,7 @@ class Messages:
 
     keepalive = event({"type": "ping"}, "ping")  # its clients count events alone
 
-    def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
+    def asked(self, data: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """See Dialect."""
         body = Body(data)
         messages, tools = dialogue(body)
@@ -52,9 +52,11 @@ class Messages:
             model=body.text("model"),
             is_trained=is_trained_of(headers),
         )
-        return Asked(calls=(call,), is_stream=body.flag("stream"), body=body)
+        return ParsedRequest(calls=(call,), is_stream=body.flag("stream"), body=body)
 
-    def answer(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> dict[str, Any]:
+    def answer(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> dict[str, Any]:
         """See Dialect."""
         [answer] = answers
         return {
@@ -65,7 +67,9 @@ class Messages:
             "usage": _usage(answer, len(answer.tokens)),
         }
 
-    def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
+    def events(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> Iterator[bytes]:
         """See Dialect."""
         [answer] = answers
         begun = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
 from rlstreams.workers.gateway.http.chat import Chat
-from rlstreams.workers.gateway.http.dialect import Asked, event
+from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
 from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
 
@@ -31,7 +31,7 @@ class Responses:
 
     keepalive = Chat.keepalive
 
-    def asked(self, data: bytes, headers: Mapping[str, str]) -> Asked:
+    def asked(self, data: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """See Dialect."""
         body = Body(data)
         for name in _KEPT:
@@ -50,9 +50,11 @@ class Responses:
             model=body.text("model"),
             is_trained=is_trained_of(headers),
         )
-        return Asked(calls=(call,), is_stream=body.flag("stream"), body=body)
+        return ParsedRequest(calls=(call,), is_stream=body.flag("stream"), body=body)
 
-    def answer(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> dict[str, Any]:
+    def answer(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> dict[str, Any]:
         """See Dialect."""
         [answer] = answers
         is_cut = answer.finish_reason == "length"
@@ -64,7 +66,9 @@ class Responses:
             "usage": _usage(answer),
         }
 
-    def events(self, asked: Asked, answers: Sequence[CallAnswer], model: str) -> Iterator[bytes]:
+    def events(
+        self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str
+    ) -> Iterator[bytes]:
         """See Dialect."""
         [answer] = answers
         begun = {**_head(asked, answer, model), "status": "in_progress", "output": [],
@@ -173,7 +177,7 @@ def _joined(message: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     return {**message, **made, "content": content, **({"tool_calls": calls} if calls else {})}
 
 
-def _head(asked: Asked, answer: CallAnswer, model: str) -> dict[str, Any]:
+def _head(asked: ParsedRequest, answer: CallAnswer, model: str) -> dict[str, Any]:
     echoed = {name: asked.body.values.get(name) for name in _ECHOED}
     return {
         "id": f"resp_{answer.call_id}",

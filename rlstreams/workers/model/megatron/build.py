@@ -27,7 +27,7 @@ from rlstreams.workers.model.megatron.layout import Layout
 from rlstreams.workers.model.megatron.shims import use_megatron
 from rlstreams.workers.model.megatron.tables import (
     EXPERTS,
-    Part,
+    TensorPart,
     check_layout,
     family_of,
     head_width,
@@ -150,7 +150,7 @@ class RankModel:
                     raise EngineError(f"model folder {str(self.folder)!r} has no tensor {name}")
                 fill(view_of(self.tensors, part), share)
 
-    def index(self, part: Part) -> tuple[slice, ...]:
+    def index(self, part: TensorPart) -> tuple[slice, ...]:
         """This rank's share of one of its parts."""
         found = part.index(self.rank, self.layout)
         assert found is not None, "of this rank"
@@ -179,7 +179,7 @@ class RankModel:
             )
 
 
-def view_of(tensors: Mapping[str, Tensor], part: Part) -> Tensor:
+def view_of(tensors: Mapping[str, Tensor], part: TensorPart) -> Tensor:
     """A part as a view into its parameter; in blocks it has more axes than the share."""
     tensor = tensors[part.parameter]
     if not part.rows:
@@ -223,7 +223,7 @@ def _module(config: Any, layout: Layout, rank: int, device: str, dtype: torch.dt
         ours, use_transformer_engine=False, normalization="RMSNorm", pp_rank=stage
     )
     for layer in spec.layer_specs:
-        layer.submodules.self_attention.submodules.core_attention = Attention
+        layer.submodules.self_attention.submodules.core_attention = WholeRowAttention
     forget_replays()
     model = GPTModel(
         config=ours,
@@ -312,7 +312,7 @@ def _frequencies(folder: Path, config: Any) -> Tensor:  # noqa: ANN401
     return found.detach().clone()
 
 
-class Attention(nn.Module):
+class WholeRowAttention(nn.Module):
     """Causal attention of whole rows by torch's kernel, in the place of the library's own."""
 
     def __init__(self, **_: Any) -> None:  # noqa: ANN401  (options of the library's own class)

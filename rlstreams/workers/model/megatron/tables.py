@@ -1,9 +1,9 @@
 """Tables of names, by family: the place of each Hugging Face tensor in a megatron-core model.
 
-Each tensor of the folder is a `Part`: rows or columns of one parameter of the other model, each
-rank with its share. Queries, keys and values of a group of heads lie together there, gate and up in
-one matrix. Reading, publishing, gradients and checkpoints all go through these parts, so that no
-module outside of this folder knows another name than Hugging Face's.
+Each tensor of the folder is a `TensorPart`: rows or columns of one parameter of the other model,
+each rank with its share. Queries, keys and values of a group of heads lie together there, gate and
+up in one matrix. Reading, publishing, gradients and checkpoints all go through these parts, so that
+no module outside of this folder knows another name than Hugging Face's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROPE = ("default", "linear", "llama3")  # frequencies that do not change with t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TensorPart:
     """A tensor of the folder, and the place of one rank's share of it."""
 
     name: str
@@ -138,7 +138,7 @@ def check_layout(config: Any, layout: Layout) -> None:  # noqa: ANN401
         )
 
 
-def parts_of(config: Any, layout: Layout) -> list[Part]:  # noqa: ANN401
+def parts_of(config: Any, layout: Layout) -> list[TensorPart]:  # noqa: ANN401
     """All tensors of the model, in any order."""
     size, words = config.hidden_size, config.vocab_size
     table: dict[str, Any] = {"shape": (words, size), "by": "tp"}
@@ -146,8 +146,8 @@ def parts_of(config: Any, layout: Layout) -> list[Part]:  # noqa: ANN401
     embedding = "embedding.word_embeddings.weight"
     tied = "lm_head.weight" if config.tie_word_embeddings else ""
     found = [
-        Part(name="model.embed_tokens.weight", parameter=embedding, published=tied, **table),
-        Part(
+        TensorPart(name="model.embed_tokens.weight", parameter=embedding, published=tied, **table),
+        TensorPart(
             name="model.norm.weight",
             shape=(size,),
             parameter="decoder.final_layernorm.weight",
@@ -156,7 +156,7 @@ def parts_of(config: Any, layout: Layout) -> list[Part]:  # noqa: ANN401
     ]
     if not tied:
         head = "output_layer.weight"
-        found.append(Part(name="lm_head.weight", parameter=head, stage=last, **table))
+        found.append(TensorPart(name="lm_head.weight", parameter=head, stage=last, **table))
     depth = config.num_hidden_layers // layout.pp
     for layer, is_mixed in enumerate(mixed_layers(config)):
         theirs, ours = f"model.layers.{layer}.", f"decoder.layers.{layer % depth}."
@@ -165,7 +165,7 @@ def parts_of(config: Any, layout: Layout) -> list[Part]:  # noqa: ANN401
             *(_experts(config) if is_mixed else _mlp(config, layout)),
         ):
             name, parameter = theirs + kwargs.pop("name"), ours + kwargs.pop("parameter")
-            found.append(Part(name=name, parameter=parameter, stage=layer // depth, **kwargs))
+            found.append(TensorPart(name=name, parameter=parameter, stage=layer // depth, **kwargs))
     return found
 
 

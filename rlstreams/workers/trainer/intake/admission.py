@@ -41,7 +41,7 @@ from rlstreams.streams.log.group_ids import issue_number
 from rlstreams.streams.log.record import Partition, Position
 from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.trainer.intake.closed import ClosedSet
-from rlstreams.workers.trainer.intake.groups import DeadSample, Group, SeenSample
+from rlstreams.workers.trainer.intake.groups import DeadSample, IntakeGroup, SeenSample
 
 MIXED_CODE = "mixed_code"
 NOT_AGAIN = ("no_signal", "truncated")  # another row takes the place in the batch
@@ -84,7 +84,7 @@ class Admission:
         self._section = section
         self._group_size = group_size
         self._closed = ClosedSet(closed)
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, IntakeGroup] = {}
 
     @property
     def closed(self) -> ClosedGroups:
@@ -217,12 +217,12 @@ class Admission:
         groups = (self._groups.get(group_number(group_id)) for group_id in group_ids)
         return [seen.position for group in groups if group for seen in group.in_order()]
 
-    def _group(self, number: int, seen: SeenSample | DeadSample, now_s: float) -> Group:
-        return self._groups.get(number) or Group(
+    def _group(self, number: int, seen: SeenSample | DeadSample, now_s: float) -> IntakeGroup:
+        return self._groups.get(number) or IntakeGroup(
             number=number, first_seen_s=now_s, origin=seen, group_size=self._group_size
         )
 
-    def _open_groups(self) -> list[Group]:
+    def _open_groups(self) -> list[IntakeGroup]:
         return [g for _, g in sorted(self._groups.items()) if not g.is_planned]
 
     def _is_fresh(self, policy_version: int, version: int) -> bool:
@@ -232,7 +232,7 @@ class Admission:
         """Whether the sample is compared with its siblings and not learnt from."""
         return self._section.loss.mask_truncated and seen.is_truncated
 
-    def _unusable(self, group: Group) -> str:
+    def _unusable(self, group: IntakeGroup) -> str:
         """Reason that a complete group would teach nothing; "": none."""
         if len(group.judges) > 1:
             return MIXED_CODE
@@ -244,7 +244,7 @@ class Admission:
         drops = self._section.equal_rewards == "drop"
         return "no_signal" if drops and is_equal and not is_alone else ""
 
-    def _is_stale(self, group: Group, version: int) -> bool:
+    def _is_stale(self, group: IntakeGroup, version: int) -> bool:
         versions = {
             segment.policy_version
             for seen in group.living.values()
@@ -257,7 +257,7 @@ class Admission:
         # An incomplete group may still get a fresh sample; its deadline bounds the wait.
         return group.is_complete and not any(fresh)
 
-    def _is_ready(self, group: Group, version: int) -> bool:
+    def _is_ready(self, group: IntakeGroup, version: int) -> bool:
         minimum = self._section.min_group_samples
         return (
             group.is_complete
@@ -267,7 +267,7 @@ class Admission:
             and not self._is_stale(group, version)
         )
 
-    def _drop_reason(self, group: Group, version: int, now_s: float) -> str:
+    def _drop_reason(self, group: IntakeGroup, version: int, now_s: float) -> str:
         if group.refusal:
             return group.refusal[0]
         if group.is_doomed(self._section.min_group_samples):
@@ -309,7 +309,7 @@ def group_number(group_id: str) -> int:
     return number
 
 
-def _dropped(group: Group, reason: str, version: int, now_s: float) -> DroppedGroup:
+def _dropped(group: IntakeGroup, reason: str, version: int, now_s: float) -> DroppedGroup:
     oldest = min(group.policy_versions, default=version)
     return DroppedGroup(
         group_id=group.group_id,

@@ -108,7 +108,7 @@ def origin_of(letter: DeadLetter) -> Position:
 
 
 @dataclass(slots=True, kw_only=True)
-class Group:
+class IntakeGroup:
     """An open group. Its clock starts with its first record, dead letters included."""
 
     number: int

@@ -42,7 +42,7 @@ class TokenLosses(NamedTuple):
     is_clipped_N: Tensor  # bool: the token's gradient was cut off (cispo: its weight was cut)
 
 
-class Tokens(NamedTuple):
+class LossTokens(NamedTuple):
     """Inputs of a loss, by token."""
 
     policy_N: Tensor  # log-probs, with gradient
@@ -89,7 +89,7 @@ def policy_losses(
         drift_N = of_rows((behavior_N - policy_N).detach(), counts_R, torch.mean)
         is_off_N = (advantages_N < 0) & (drift_N > by.off_policy_max)
         weights_N = torch.where(is_off_N, 0.0, weights_N)
-    tokens = Tokens(policy_N, proximal_N, advantages_N, weights_N, counts_R, gains_N)
+    tokens = LossTokens(policy_N, proximal_N, advantages_N, weights_N, counts_R, gains_N)
     losses_N, ratios_N, is_clipped_N = LOSSES[by.kind](tokens, by)
     return TokenLosses(losses_N, weights_N, ratios_N.detach(), is_clipped_N.detach())
 
@@ -131,12 +131,12 @@ def proximal_of(
 Bounded = tuple[Tensor, Tensor, Tensor]
 
 
-def _ppo(tokens: Tokens, by: LossSection) -> Bounded:
+def _ppo(tokens: LossTokens, by: LossSection) -> Bounded:
     """min(rho A, clip(rho) A); where A < 0 at least dual A (Ye et al., arXiv 1912.09729)."""
     return _clipped(tokens, tokens.ratios(), by, by.clip_dual)
 
 
-def _gspo(tokens: Tokens, by: LossSection) -> Bounded:
+def _gspo(tokens: LossTokens, by: LossSection) -> Bounded:
     """PPO's with the sequence's s = exp(mean of policy - proximal) for rho, without the dual bound;
     each token has its own gradient (GSPO-token, Zheng et al., arXiv 2507.18071). The mean is
     clamped to -20 from below and 10 from above, its tokens are not."""
@@ -147,7 +147,7 @@ def _gspo(tokens: Tokens, by: LossSection) -> Bounded:
     return _clipped(tokens, ratios_N, by, 0.0)
 
 
-def _cispo(tokens: Tokens, by: LossSection) -> Bounded:
+def _cispo(tokens: LossTokens, by: LossSection) -> Bounded:
     """min(rho, 1 + high) A log pi, no gradient through the ratio (arXiv 2506.13585, which sets no
     lower bound)."""
     ratios_N = tokens.ratios().detach()
@@ -156,7 +156,7 @@ def _cispo(tokens: Tokens, by: LossSection) -> Bounded:
     return losses_N, ratios_N, ratios_N != clipped_N
 
 
-def _sapo(tokens: Tokens, by: LossSection) -> Bounded:
+def _sapo(tokens: LossTokens, by: LossSection) -> Bounded:
     """4 / tau sigmoid(tau (rho - 1)) A, tau by the sign of A (arXiv 2511.20347)."""
     ratios_N = tokens.ratios()
     tau_N = torch.full_like(ratios_N, by.tau_negative)
@@ -166,7 +166,7 @@ def _sapo(tokens: Tokens, by: LossSection) -> Bounded:
     return -tokens.weights_N * (gates_N * tokens.advantages_N), ratios_N, never_N
 
 
-def _dppo(tokens: Tokens, by: LossSection) -> Bounded:
+def _dppo(tokens: LossTokens, by: LossSection) -> Bounded:
     """min(rho, 10) A, or 0 where the token moves away and is further off than `divergence_max`: by
     total variation or KL of the two distributions {this token, all others} (arXiv 2602.04879)."""
     ratios_N = tokens.ratios()
@@ -183,7 +183,7 @@ def _dppo(tokens: Tokens, by: LossSection) -> Bounded:
     return -tokens.weights_N * gains_N, ratios_N, is_masked_N
 
 
-def _m2po(tokens: Tokens, _: LossSection) -> Bounded:
+def _m2po(tokens: LossTokens, _: LossSection) -> Bounded:
     """min(rho, 10) A (arXiv 2510.01161); the mask is in the weights
     (`batch_factors.second_moment_mask`), and bounds only a mean: one of many tokens may be
     anywhere."""
@@ -192,7 +192,7 @@ def _m2po(tokens: Tokens, _: LossSection) -> Bounded:
     return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
-def _sft(tokens: Tokens, _: LossSection) -> Bounded:
+def _sft(tokens: LossTokens, _: LossSection) -> Bounded:
     """A log pi: likelihood of the recorded tokens; with A of 1 and 0 rejection-sampling fine-tuning
     (Yuan et al., arXiv 2308.01825), with A the reward reward-weighted regression."""
     never_N = torch.zeros_like(tokens.weights_N, dtype=torch.bool)
@@ -200,7 +200,7 @@ def _sft(tokens: Tokens, _: LossSection) -> Bounded:
     return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
-def _distill(tokens: Tokens, _: LossSection) -> Bounded:
+def _distill(tokens: LossTokens, _: LossSection) -> Bounded:
     """A times the teacher's gain (`distill.py`)."""
     assert tokens.gains_N is not None, "the samples were checked"
     never_N = torch.zeros_like(tokens.weights_N, dtype=torch.bool)
@@ -208,7 +208,7 @@ def _distill(tokens: Tokens, _: LossSection) -> Bounded:
     return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
-LOSSES: Mapping[Kind, Callable[[Tokens, LossSection], Bounded]] = {
+LOSSES: Mapping[Kind, Callable[[LossTokens, LossSection], Bounded]] = {
     "ppo": _ppo,
     "gspo": _gspo,
     "cispo": _cispo,
@@ -220,7 +220,7 @@ LOSSES: Mapping[Kind, Callable[[Tokens, LossSection], Bounded]] = {
 }
 
 
-def _clipped(tokens: Tokens, ratios_N: Tensor, by: LossSection, dual: float) -> Bounded:
+def _clipped(tokens: LossTokens, ratios_N: Tensor, by: LossSection, dual: float) -> Bounded:
     advantages_N = tokens.advantages_N
     free_N = ratios_N * advantages_N
     bounded_N = ratios_N.clamp(1 - by.clip_low, 1 + by.clip_high) * advantages_N

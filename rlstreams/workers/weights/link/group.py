@@ -74,7 +74,7 @@ class Pending:
         return True
 
 
-class Group:
+class TransferGroup:
     """One formed group."""
 
     def __init__(self, backend: str, device: torch.device, *, stall_s: float) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from .errors import PullError
-from .group import Group, Pending
+from .group import Pending, TransferGroup
 
 IPC = "ipc"
 WINDOW_BYTES = 2**28
@@ -26,19 +26,19 @@ _windows: dict[torch.device, torch.Tensor] = {}
 Run = tuple[torch.Tensor, torch.Tensor]  # equally many bytes of the window and of a piece
 
 
-def make_group(backend: str, device: torch.device, *, stall_s: float) -> Group | IpcGroup:
+def make_group(backend: str, device: torch.device, *, stall_s: float) -> TransferGroup | IpcGroup:
     """A group that is not formed yet."""
     if backend == IPC:
         return IpcGroup(device, stall_s=stall_s)
-    return Group(backend, device, stall_s=stall_s)
+    return TransferGroup(backend, device, stall_s=stall_s)
 
 
 class IpcGroup:
-    """One formed group of two; see `Group`."""
+    """One formed group of two; see `TransferGroup`."""
 
     def __init__(self, device: torch.device, *, stall_s: float) -> None:
         self._device = device
-        self._signals = Group("gloo", torch.device("cpu"), stall_s=stall_s)
+        self._signals = TransferGroup("gloo", torch.device("cpu"), stall_s=stall_s)
         self._is_sender = False
         self._window = torch.empty(0)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ class IpcGroup:
         until_s: float,
         look: Callable[[], None],
     ) -> None:
-        """Meet the other, and share the window; see `Group.form`.
+        """Meet the other, and share the window; see `TransferGroup.form`.
 
         Raises:
             PullError: also where CUDA IPC is not available.

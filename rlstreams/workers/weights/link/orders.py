@@ -31,7 +31,7 @@ PLAIN = Loading()
 Report = dict[str, Any]
 
 
-class Server:
+class ServerRank:
     """One rank of a model server; keeps its link and groups from order to order."""
 
     def __init__(

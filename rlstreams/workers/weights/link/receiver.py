@@ -16,7 +16,7 @@ import torch
 from .checksum import Checksum
 from .errors import PullError
 from .frames import Connection, Frame, dial
-from .group import Group, Pending, gpu_of
+from .group import Pending, TransferGroup, gpu_of
 from .handshake import Hello, introduce
 from .ipc import Crossing, IpcGroup, make_group
 from .pieces import Piece, batches, from_rows
@@ -63,7 +63,7 @@ class Receiver:
         self._device = device
         self._engine = engine
         self._link: Connection | None = None
-        self._groups: dict[str, Group | IpcGroup] = {}
+        self._groups: dict[str, TransferGroup | IpcGroup] = {}
         self._join_s = 0.0
 
     def receive(self, policy_version: int, target: Target, until_s: float) -> Received:
@@ -160,7 +160,11 @@ class Receiver:
         )
 
     def _receive_pieces(
-        self, pieces: Sequence[Piece], group: Group | IpcGroup, target: Target, watch: _Watch
+        self,
+        pieces: Sequence[Piece],
+        group: TransferGroup | IpcGroup,
+        target: Target,
+        watch: _Watch,
     ) -> str:
         streams = SideStreams(self._device)
         checksum = Checksum()
@@ -186,7 +190,7 @@ class Receiver:
         with streams.summing():
             return checksum.hexdigest()
 
-    def _group(self, link: Connection, frame: Frame, watch: _Watch) -> Group | IpcGroup:
+    def _group(self, link: Connection, frame: Frame, watch: _Watch) -> TransferGroup | IpcGroup:
         group_id = str(frame["group"])
         if group_id in self._groups:
             return self._groups[group_id]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from .model_target import Loading
-from .orders import Server
+from .orders import ServerRank
 
-_servers: dict[int, Server] = {}
+_servers: dict[int, ServerRank] = {}
 
 
 def receive(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:  # noqa: ANN401
@@ -23,11 +23,11 @@ def receive(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None: 
             _server(model).obey(text)
 
 
-def _server(model: Any) -> Server:  # noqa: ANN401
+def _server(model: Any) -> ServerRank:  # noqa: ANN401
     if id(model) not in _servers:
         rank, ranks = _tensor_parallel()
         device = next(model.parameters()).device
-        _servers[id(model)] = Server(
+        _servers[id(model)] = ServerRank(
             model,
             device,
             engine=f"sglang {_version()}",

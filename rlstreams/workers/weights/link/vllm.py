@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from . import vllm_records
 from .model_target import Loading
-from .orders import Server
+from .orders import ServerRank
 
 NAME = "rlstreams"
 
@@ -80,10 +80,10 @@ class RlstreamsEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Refuse: our trainer sends by its weight server."""
         raise NotImplementedError("weights are sent by rlstreams' weight server")
 
-    def _server(self) -> Server:
+    def _server(self) -> ServerRank:
         if not hasattr(self, "_made"):
             parallel = self.parallel_config
-            self._made = Server(
+            self._made = ServerRank(
                 self.model,
                 self.device,
                 engine=f"vllm {__version__}",

@@ -26,7 +26,7 @@ NAME_LABEL = "rlstreams_label"  # method of `/collective_rpc`: sets the label, i
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """Record of one request."""
 
     request: Any  # vLLM's, for its count of preemptions
@@ -57,19 +57,19 @@ class Record:
         }
 
 
-class Records:
+class RequestRecords:
     """Records of one engine core; belongs to its thread."""
 
     def __init__(self) -> None:
         self.label = ""
-        self._running: dict[str, Record] = {}
+        self._running: dict[str, RequestRecord] = {}
 
     def begin(self, request: Any) -> None:
         """Record a request that asks for it, with log-probs, whatever its client receives."""
         params = request.sampling_params
         if params is not None and (params.extra_args or {}).get(KEY):
             params.logprobs = 0
-            self._running.setdefault(request.request_id, Record(request))
+            self._running.setdefault(request.request_id, RequestRecord(request))
 
     def note(self, outputs: dict[int, Any]) -> None:
         """Take a step's outputs: log-probs stay here until the answer is whole."""
@@ -88,7 +88,7 @@ class Records:
         return None if record is None else {KEY: record.answer()}
 
 
-_records = Records()  # one engine core a process
+_records = RequestRecords()  # one engine core a process
 
 
 def install() -> None:

@@ -10,7 +10,7 @@ from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import file_name
 from rlstreams.workers.weights.link.errors import PullError
-from rlstreams.workers.weights.store.history import Chains, Held, WeightHistory
+from rlstreams.workers.weights.store.history import Chains, HeldVersion, WeightHistory
 from rlstreams.workers.weights.store.place import Place, place_of
 from rlstreams.workers.weights.store.version_file import Stamp
 
@@ -33,7 +33,7 @@ class AtHand:
         self._hashes = hashes
         self._files: dict[int, Path] = {}
         self._stores: dict[int, Place] = {}
-        self._held: Held | None = None
+        self._held: HeldVersion | None = None
         for address in dict.fromkeys(map(str, places)):
             try:
                 place = place_of(address)
@@ -69,7 +69,7 @@ class AtHand:
         if place := self._stores.get(version):
             history = WeightHistory(place, self._run)
             tensors = history.weights_at(version, text, deadline_s, self._held)
-            self._held = Held(Stamp.of(version, text), tensors)
+            self._held = HeldVersion(Stamp.of(version, text), tensors)
             return {name: tensor.clone() for name, tensor in tensors.items()}
         raise WeightError(f"policy version {version} of run {self._run} is not at hand")
 

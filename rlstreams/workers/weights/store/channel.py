@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import STORE, Manifest, WeightError, addresses_of
+from rlstreams.workers.weights.channel import STORE, WeightError, WeightManifest, addresses_of
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
-from rlstreams.workers.weights.store.history import Held, WeightHistory
+from rlstreams.workers.weights.store.history import HeldVersion, WeightHistory
 from rlstreams.workers.weights.store.place import place_of
 from rlstreams.workers.weights.store.version_file import Stamp
 
@@ -34,7 +34,7 @@ class StoreWeightChannel:
     def __init__(self, run: str, folder: Path | None = None) -> None:
         self._run = run
         self._folder = folder
-        self._held: Held | None = None
+        self._held: HeldVersion | None = None
         self._lock = threading.Lock()
 
     def can_pull(self, published: PolicyPublished) -> bool:
@@ -80,7 +80,7 @@ class StoreWeightChannel:
                 history = WeightHistory(place_of(address), self._run)
                 version, text = published.policy_version, published.weight_hash
                 tensors = history.weights_at(version, text, deadline_s, self._held)
-                self._held = Held(stamp, tensors)
+                self._held = HeldVersion(stamp, tensors)
             return self._held.tensors
         finally:
             self._lock.release()
@@ -100,7 +100,7 @@ class StoreWeightServer:
         policy_version: int,
         weights: Mapping[str, torch.Tensor],
         known_hash: str | None = None,
-    ) -> Manifest:
+    ) -> WeightManifest:
         """The version's manifest; `writer.py` writes the store. See `WeightServer`."""
         manifest = manifest_of(policy_version, weights, known_hash)
         had = self._hashes.setdefault(policy_version, manifest.weight_hash)

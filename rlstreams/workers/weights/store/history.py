@@ -21,7 +21,7 @@ _SHOWN = 10  # versions that a message names
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldVersion:
     """A version in memory, to start from."""
 
     stamp: Stamp
@@ -111,7 +111,7 @@ class WeightHistory:
         policy_version: int,
         weight_hash: str,
         deadline_s: float,
-        held: Held | None = None,
+        held: HeldVersion | None = None,
     ) -> dict[str, torch.Tensor]:
         """A version's tensors, in name order, checked against `weight_hash`.
 
@@ -135,7 +135,7 @@ class WeightHistory:
         return within(deadline_s, what, lambda: self._load(stamp, weight_hash, held, check))
 
     def _load(
-        self, stamp: Stamp, weight_hash: str, held: Held | None, check: Callable[[], None]
+        self, stamp: Stamp, weight_hash: str, held: HeldVersion | None, check: Callable[[], None]
     ) -> dict[str, torch.Tensor]:
         chains = self._chains()
         way = chains.way(stamp, held.stamp if held else None)

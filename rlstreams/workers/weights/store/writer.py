@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import NO_VERSION, StoredFile
-from rlstreams.workers.weights.channel import Manifest, WeightError
-from rlstreams.workers.weights.sender import Log
+from rlstreams.workers.weights.channel import WeightError, WeightManifest
+from rlstreams.workers.weights.sender import IncidentLog
 from rlstreams.workers.weights.snapshot import Snapshot, Snapshots
 from rlstreams.workers.weights.store.history import Chains, WeightHistory, some
 from rlstreams.workers.weights.store.place import Place
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    manifest: Manifest
+    manifest: WeightManifest
     snapshot: Snapshot
 
 
@@ -56,7 +56,14 @@ class StoreWriter:
     """
 
     def __init__(
-        self, place: Place, run: str, log: Log, *, anchor_every: int, keep: int, deadline_s: float
+        self,
+        place: Place,
+        run: str,
+        log: IncidentLog,
+        *,
+        anchor_every: int,
+        keep: int,
+        deadline_s: float,
     ) -> None:
         self._place, self._run, self._log = place, run, log
         self._anchor_every, self._keep, self._deadline_s = anchor_every, keep, deadline_s
@@ -79,7 +86,7 @@ class StoreWriter:
         self._epoch = epoch
         self._thread.start()
 
-    def take(self, manifest: Manifest, weights: Mapping[str, torch.Tensor]) -> None:
+    def take(self, manifest: WeightManifest, weights: Mapping[str, torch.Tensor]) -> None:
         """Have the version written; returns once it is copied."""
         version, text = manifest.policy_version, manifest.weight_hash
         with self._changed:

@@ -25,8 +25,8 @@ from rlstreams.workers.engines.served.answer import UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
     DeliveryError,
+    DeliveryOrder,
     FolderDelivery,
-    Order,
 )
 from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
@@ -51,7 +51,7 @@ from rlstreams.workers.weights.channel import (
 from rlstreams.workers.weights.file import CHANNEL as FILE
 
 
-class Look(Enum):
+class Liveness(Enum):
     """Result of a look at a server."""
 
     ALIVE = "alive"
@@ -59,7 +59,7 @@ class Look(Enum):
     REFUSED = "refused"  # no process listens at its address
 
 
-class Server:
+class ServerClient:
     """One server; belongs to the engine's event loop."""
 
     def __init__(
@@ -143,15 +143,15 @@ class Server:
         self.state.go(Event.MET, "holds no version that we gave it", is_trouble=False)
         self.state.trouble = ""
 
-    async def look(self, deadline_s: float) -> Look:
+    async def look(self, deadline_s: float) -> Liveness:
         """Whether it answers `/health` as one that works: see `Adapter.alive`."""
         was_doubted = self.state.name is State.DOUBTED
         status = await self.http.status_of("/health", deadline_s)
         if status not in ADAPTERS[self._settings.kind].alive:
-            return Look.REFUSED if status == REFUSED else Look.SILENT
+            return Liveness.REFUSED if status == REFUSED else Liveness.SILENT
         if was_doubted and self.state.can(Event.ANSWERED):  # a later doubt: the next look's
             self.state.go(Event.ANSWERED)
-        return Look.ALIVE
+        return Liveness.ALIVE
 
     async def look_inside(self, deadline_s: float) -> bool:
         """Whether its engine answers, behind the front end that answers `/health`."""
@@ -311,7 +311,7 @@ class Server:
         mode, is_mute = self._settings.on_pull, not adapter.facts.reports_versions
         await self._stop(PauseMode.ABORT if is_mute and mode is PauseMode.KEEP else mode)
         stopped_s = time.monotonic()
-        order = Order(
+        order = DeliveryOrder(
             adapter=adapter,
             published=published,
             channel=channel,

@@ -16,7 +16,7 @@ from rlstreams.workers.gateway.port import (
     Tool,
     ending,
 )
-from rlstreams.workers.gateway.shared import Shared
+from rlstreams.workers.gateway.shared import SharedParts
 
 CLOCKS_S = 3600.0  # that a key holds longer: a clock is set forth, or two hosts' differ
 YOUNG_S = 60.0  # after its start, while a worker opens again what was open
@@ -24,10 +24,10 @@ STARTING_S = 1.0  # until such a request may be sent again
 MAX_OVER = 10_000  # sessions that are remembered to be over
 
 
-class Keeper:
+class OpenSessions:
     """The port `Calls`; lives on the engine's event loop."""
 
-    def __init__(self, shared: Shared, keys: Keys, model: str) -> None:
+    def __init__(self, shared: SharedParts, keys: Keys, model: str) -> None:
         """
         Args:
             model: the name that it is served under.
