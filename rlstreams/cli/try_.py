@@ -34,12 +34,12 @@ def run(args: Namespace) -> int:
     with the built-in engine, on the GPU that the run has for it or for its trainer. Exit status 0
     if every answer was scored.
     """
+    from rlstreams.workers.config.across import judging
     from rlstreams.workers.config.load import load
-    from rlstreams.workers.config.reward import judged_by_server
     from rlstreams.workers.rollout.verifiers import make_verifier
 
     config = load(*args.config)
-    section = judged_by_server(config.reward, config.judge)
+    section = judging(config)
     with make_verifier(section) as verifier:  # first: what is wrong with it shows at once
         return _rows(config, verifier, args)
 

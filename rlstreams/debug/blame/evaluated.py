@@ -18,8 +18,8 @@ from rlstreams.schemas.events import EVALUATE, Prompt
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.workers.config.across import judging
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.builtin import BuiltinEngine
 from rlstreams.workers.engines.folder_channel import HeldWeights
@@ -87,9 +87,7 @@ class Evaluator:
             )
         self._prompts = prompts
         with ExitStack() as stack:
-            self._verifier = stack.enter_context(
-                make_verifier(judged_by_server(config.reward, config.judge))
-            )
+            self._verifier = stack.enter_context(make_verifier(judging(config)))
             try:
                 folder = model_folder(config.model.path)
                 self._engine = BuiltinEngine(

@@ -22,7 +22,6 @@ from rlstreams.workers.bootstrap.weights import (
     weight_store,
 )
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
@@ -165,7 +164,7 @@ def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.model.tokenizer import Tokenizer
     from rlstreams.workers.rollout.sampling import Sampler, sampling_of
     from rlstreams.workers.rollout.turns import make_turns
-    from rlstreams.workers.rollout.verifiers import make_verifier
+    from rlstreams.workers.rollout.verifiers import verifier_of
     from rlstreams.workers.rollout.worker import make_worker
 
     config, log, engine = context.config.rollout, context.log, _engine(context)
@@ -176,7 +175,7 @@ def _rollout(context: Context) -> Pausable:
     note = lambda what: log.warning("user_code", what=what)  # noqa: E731
     sampler = Sampler(
         engine=engine,
-        verifier=make_verifier(judged_by_server(context.config.reward, context.config.judge), note),
+        verifier=verifier_of(context.config, note),
         tokenizer=Tokenizer.load(model_folder(context.config.model.path)),
         sampling=sampling_of(config),
         evaluation=sampling_of(context.config.evaluation),
