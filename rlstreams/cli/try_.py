@@ -38,8 +38,8 @@ def run(args: Namespace) -> int:
     with the built-in engine, on the GPU that the run has for it or for its trainer. Exit status 0
     if every answer was scored. At most 4,096 answers in all.
     """
+    from rlstreams.workers.config.across import judging
     from rlstreams.workers.config.load import load
-    from rlstreams.workers.config.reward import judged_by_server
     from rlstreams.workers.rollout.verifiers import make_verifier
 
     if args.rows * args.samples > MOST_ANSWERS:
@@ -49,7 +49,7 @@ def run(args: Namespace) -> int:
             "`rlstreams up` sample them"
         )
     config = load(*args.config)
-    section = judged_by_server(config.reward, config.judge)
+    section = judging(config)
     with make_verifier(section) as verifier:  # first: what is wrong with it shows at once
         return _rows(config, verifier, args)
 

@@ -172,6 +172,7 @@ def _is_joining(args: Namespace) -> bool:
 
 
 def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None = None) -> None:
+    from rlstreams.workers.bootstrap.judge_server import is_judge
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
     from rlstreams.workers.bootstrap.peers import peers_settled
     from rlstreams.workers.bootstrap.seats import take_seat
@@ -204,7 +205,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
         is_server, device = args.role == "server", _shared_device(context)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
         turns: lease.RoleTurns | None = None
-        if device is not None and is_server:
+        if device is not None and is_server and not is_judge(context):
             turns = lease.FollowedTurns(device, control.leases)
         elif device is not None:
             turns = own = lease.DeviceTurns(context, device, control.leases)
@@ -226,11 +227,11 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
 
 
 def _shared_device(context: Context) -> Device | None:
-    """Return the device that the role leases: a server its users', the judge's server none."""
+    """Return the device that the role shares: a server its users', the judge's server its own."""
     from rlstreams.workers.bootstrap.judge_server import is_judge
 
     if is_judge(context):
-        return None
+        return context.config.shared_device("judge")
     return context.config.shared_device("rollout" if context.role == "server" else context.role)
 
 

@@ -22,6 +22,7 @@ INFRASTRUCTURE = "infrastructure"  # engine, gateway or machine failed
 ABANDONED = "abandoned"  # nobody will go on with it
 REWARD = "reward"  # of an outcome: it has a reward
 EXPIRED = "expired"  # of an outcome: nobody spoke until the deadline
+JUDGED = (ENDED, LIMIT)  # closes that a reward may follow; after others there is none
 CLOSED_KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, GRADER, INFRASTRUCTURE, ABANDONED)
 
 

@@ -1,12 +1,17 @@
 """What it costs that a call is in the log before it is answered, and what that saves after a kill.
 
-    python tests/bench/agent_calls.py [--seconds 10] [--save]
+    python tests/bench/agent_calls.py [--seconds 10] [--workers 2] [--save]
 
 One rollout worker, one broker of one node, agents that are coroutines. Overhead is the time of a
 call less what the engine itself took for it, so the engine (a table in memory) does not matter.
 Rows: calls at a steady rate, each session waiting for its next tick, whatever came before; and as
-many as go. `direct` calls the sessions in the process, `http` is a client of the gateway. Each
-record carries a request of 12 kB that zstd cannot shrink.
+many as go. `direct` calls the sessions in the process, `http` is a client of the gateway in a
+thread of its own. Each record carries a request of 12 kB that zstd cannot shrink. `cpu_ms` is CPU
+of a call by thread: the gateway (with sessions and agents), the role, the table that stands for an
+engine, the client of HTTP, all others (Kafka's client), and the broker.
+
+With `--workers N` only CPU is measured, over logs in memory, for which no broker is started: of one
+worker, and of N side by side, each a process with a gateway of its own.
 
 The last row kills a worker in turn 8 of 10 of each session, and counts the calls that the next one
 samples again; without the log that is all of them.
@@ -20,6 +25,7 @@ import base64
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +51,7 @@ from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.weights.file import FileWeightChannel
-from tests.bench.hardware import hardware
+from tests.bench.hardware import Cpu, hardware
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, request_of, worker_of
 from tests.unit.roles.stand import Stand
 from tests.unit.roles.test_turns import EndsTurns
@@ -105,12 +111,24 @@ async def direct(client: Client, number: int) -> str:
     return (await client.open_sessions.call(client.start.key, request)).call_id
 
 
-def over_http(session: aiohttp.ClientSession) -> Call:
-    async def call(client: Client, number: int) -> str:
+class HttpClient:
+    """In a thread of its own, so that its CPU is apart."""
+
+    def __init__(self) -> None:
+        self._thread = EngineThread("client")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(self, client: Client, number: int) -> str:
+        """The id of a call over HTTP."""
+        return await asyncio.wrap_future(self._thread.submit(self._call(client, number)))
+
+    async def _call(self, client: Client, number: int) -> str:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         messages = [{"role": "user", "content": "1"}]
         noise = json.loads(body(number))["noise"]
         sent = {"model": "m", "messages": messages, "max_tokens": 1000 + number, "user": noise}
-        async with session.post(
+        async with self._session.post(
             f"{client.start.url}/v1/chat/completions",
             json=sent,
             headers={"authorization": f"Bearer {client.start.key}"},
@@ -119,21 +137,25 @@ def over_http(session: aiohttp.ClientSession) -> Call:
             assert answer.status == 200, said
             return str(said["id"]).rpartition("-")[2]
 
-    return call
+    def close(self) -> None:
+        """End the thread."""
+        if self._session is not None:
+            self._thread.submit(self._session.close()).result(LIMIT_S)
+        self._thread.close()
 
 
 class Row:
     """Sessions that call at a rate for a while."""
 
-    def __init__(self, stand: OnBroker, how: str, rate: float, seconds: float) -> None:
+    def __init__(self, stand: Stand, how: str, rate: float, seconds: float, broker: int) -> None:
+        self._broker = broker
         self.took_s: list[tuple[str, float]] = []
         self.begun_s = self.ended_s = 0.0
         self._stand, self._how, self._rate, self._seconds = stand, how, rate, seconds
-        self._http: aiohttp.ClientSession | None = None
+        self._http = HttpClient() if how == "http" else None
 
     def measured(self) -> dict[str, Any]:
         engine, num = TimedEngine(), SLOTS
-        self._left = num
         group = f"{time.monotonic_ns()}"
         self._stand.issue(group, num)
         agent = ScriptedAgent(lambda client: self._session(client, num))
@@ -146,11 +168,13 @@ class Row:
             closed.extend(e for e in events if isinstance(e, SessionClosed))
             return len(closed) == num
 
-        begun_cpu_s = time.process_time()
+        cpu = Cpu(self._broker)
         drive(loop, is_done)
-        cpu_s = time.process_time() - begun_cpu_s
+        parts = cpu.ms_per_call(len(self.took_s))
         reader.close()
         loop.close()
+        if self._http is not None:
+            self._http.close()
         over_ms = sorted(1000 * (took - engine.took_s[name]) for name, took in self.took_s)
         span_s = self.ended_s - self.begun_s
         return {
@@ -161,7 +185,7 @@ class Row:
             "calls_per_s": round(len(over_ms) / span_s, 1),
             "overhead_p50_ms": round(statistics.median(over_ms), 2),
             "overhead_p99_ms": round(over_ms[int(0.99 * (len(over_ms) - 1))], 2),
-            "cpu_ms_per_call": round(1000 * cpu_s / len(over_ms), 2),
+            "cpu_ms": parts,
             "engine_p50_ms": round(1000 * statistics.median(engine.took_s.values()), 2),
             "load_average": round(os.getloadavg()[0], 1),
         }
@@ -211,11 +235,7 @@ class Row:
         }
 
     async def _session(self, client: Client, num: int) -> None:
-        call: Call = direct
-        if self._how == "http":
-            if self._http is None:
-                self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-            call = over_http(self._http)
+        call: Call = direct if self._http is None else self._http.call
         place = int(client.start.session_id.rpartition("/")[2])
         every_s = num / self._rate if self._rate else 0.0
         self.begun_s = self.begun_s or time.perf_counter()
@@ -231,9 +251,6 @@ class Row:
             self.ended_s = time.perf_counter()
             self.took_s.append((named, self.ended_s - sent_s))
             number += 1
-        self._left -= 1
-        if self._http is not None and not self._left:
-            await self._http.close()
 
 
 async def _opened(gate: list[bool]) -> None:
@@ -293,23 +310,65 @@ def saved(stand: OnBroker, num: int = 8, turns: int = 10, killed_in: int = 8) ->
     }
 
 
+def one_of(seconds: float) -> dict[str, Any]:
+    """The `http` row of one worker over a log in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        stand = Stand(Path(folder))
+        stand.publish(0)
+        Row(stand, "http", 0, WARM_UP / 100, 0).measured()
+        return Row(stand, "http", 0, seconds, 0).measured()
+
+
+def side_by_side(num: int, seconds: float) -> list[dict[str, Any]]:
+    """As many calls as go, by one worker, and by `num` in processes of their own."""
+    found = []
+    for workers in (1, num):
+        command = [sys.executable, __file__, "--seconds", str(seconds), "--one"]
+        shares = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            for _ in range(workers)
+        ]
+        for share in shares:
+            said, _ = share.communicate(timeout=LIMIT_S + seconds)
+            found.append({"workers": workers} | json.loads(said.splitlines()[-1]))
+    return found
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """Write a result beside the others."""
+    file = Path(__file__).with_name("results") / f"{name}-{time.strftime('%Y-%m-%d')}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measure, print, and save if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--one", action="store_true", help="a worker of --workers")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    if args.one:
+        print(json.dumps(one_of(args.seconds)))  # noqa: T201
+        return
     started = hardware()
+    if args.workers:
+        found = {"hardware": started, "rows": side_by_side(args.workers, args.seconds)}
+        print(json.dumps(found, indent=1))  # noqa: T201
+        if args.save:
+            save("agent_cpu", found)
+        return
     with tempfile.TemporaryDirectory() as folder:
         broker = EmbeddedBroker(Path(folder) / "broker")
-        bootstrap = broker.start().bootstrap
+        state = broker.start()
+        bootstrap, pid = state.bootstrap, state.pid
         try:
             stand = OnBroker(bootstrap, "bench", Path(folder) / "run")
             stand.publish(0)
-            Row(stand, "direct", 0, WARM_UP / 100).measured()
-            rows = [Row(stand, "bare", 0, args.seconds).bare()]
+            Row(stand, "direct", 0, WARM_UP / 100, pid).measured()
+            rows = [Row(stand, "bare", 0, args.seconds, pid).bare()]
             rows += [
-                Row(stand, how, rate, args.seconds).measured()
+                Row(stand, how, rate, args.seconds, pid).measured()
                 for how in ("direct", "http")
                 for rate in (*RATES, 0)
             ]
@@ -321,8 +380,7 @@ def main() -> None:
             broker.stop()
     result = {"hardware": started, "rows": rows, "kill": kill}
     if args.save:
-        file = Path(__file__).with_name("results") / f"agent_calls-{time.strftime('%Y-%m-%d')}.json"
-        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        save("agent_calls", result)
 
 
 if __name__ == "__main__":

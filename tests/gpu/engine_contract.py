@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlstreams.workers.bootstrap.model_server import command_of, free_ports, where_installed
+from rlstreams.workers.bootstrap.model_server import command_of, where_installed
 from rlstreams.workers.compute.score import scorer_of
+from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import PauseMode, TokenSequence
 from rlstreams.workers.engines.served.check import check_server

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +15,8 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.workers.bootstrap.judge_server import is_judge
-from rlstreams.workers.bootstrap.model_server import free_ports, make_server_role, own_urls
+from rlstreams.workers.bootstrap.model_server import make_server_role, own_urls
+from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins
 from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import RunConfig
@@ -29,33 +28,11 @@ from rlstreams.workers.server import worker as module
 from rlstreams.workers.server.worker import ServerEndedError, ServerWorker
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
+from tests.servers.judge_python import write_python
 from tests.unit.roles.stand import Stand
 from tests.unit.workers.test_config_load import write
 
 LIMIT_S = 60.0
-# A Python that has vLLM, for all that is asked of it: it serves chat completions of one answer.
-PYTHON = """#!{python}
-import http.server, json, sys, time
-if sys.argv[1] == "-c":
-    print(json.dumps({{"vllm": "0.32.0"}}))
-    sys.exit()
-said = dict(zip(sys.argv[3::2], sys.argv[4::2]))
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers()
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        is_known = asked["model"] == said["--served-model-name"]
-        text = "It is so.\\n0.75" if is_known and "the answer" in str(asked) else "no such model"
-        choice = {{"message": {{"content": text}}, "finish_reason": "stop"}}
-        body = json.dumps({{"choices": [choice]}}).encode()
-        self.send_response(200); self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body))); self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *_):
-        pass
-http.server.ThreadingHTTPServer((said["--host"], int(said["--port"])), Handler).serve_forever()
-"""
 JUDGED = "[reward]\nverifier = 'judge'\n[judge]\nmodel = 'hf:org/judge'\n"
 
 
@@ -65,8 +42,7 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerWork
     monkeypatch.setattr(module, "POLL_S", 0.01)
     python, model = tmp_path / "python", tmp_path / "judge-model"
     model.mkdir()
-    python.write_text(PYTHON.format(python=sys.executable))
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    write_python(python)
     (port,) = free_ports("127.0.0.1", 1)
     stand = Stand(
         tmp_path, reward__verifier="judge", judge__model=str(model), judge__python=str(python),

@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import aiohttp
 from aiohttp import web
 
-from rlstreams.workers.bootstrap.model_server import free_ports
+from rlstreams.workers.config.checks import free_ports
 from tests.servers.fake_server import FakeServer
 from tests.servers.recorded import Served
 

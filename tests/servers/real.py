@@ -21,7 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from rlstreams.workers.bootstrap.model_server import command_of, free_ports, where_installed
+from rlstreams.workers.bootstrap.model_server import command_of, where_installed
+from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind

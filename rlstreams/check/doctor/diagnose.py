@@ -32,12 +32,12 @@ from rlstreams.check.doctor.model import (
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
-from rlstreams.workers.config.across import length_warning, loss_warning, start_warning
+from rlstreams.workers.config.across import judging, length_warning, loss_warning, start_warning
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references
-from rlstreams.workers.config.reward import ENVIRONMENT, judged_by_server
+from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import check_alone, is_loopback
@@ -130,7 +130,7 @@ def verifier_check(config: RunConfig, *, has_data: bool = True) -> Check:
         return ok("verifier", f"the environment {environment}, which can be loaded")
     if not has_data or config.judge.model:
         if name != ENVIRONMENT:
-            make_verifier(judged_by_server(config.reward, config.judge)).close()
+            make_verifier(judging(config)).close()
         names = f"{name} and {environment}" if environment else name
         when = "while the server of [judge] is up" if has_data else "where the data is"
         return ok("verifier", f"{names} can be loaded; tried {when}, not here")

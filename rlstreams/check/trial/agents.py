@@ -25,6 +25,7 @@ from rlstreams.check.trial.sample import (
     prompts_of,
     verdict,
 )
+from rlstreams.schemas.calls import JUDGED
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.errors import ConfigError
@@ -43,7 +44,6 @@ from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.policy.puller import Load
-from rlstreams.workers.rollout.ends import JUDGED
 from rlstreams.workers.rollout.history import session_of
 from rlstreams.workers.rollout.sessions import Closed, Sessions
 from rlstreams.workers.sandbox.reward import Judgement, Verifier

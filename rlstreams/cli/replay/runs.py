@@ -33,12 +33,12 @@ def judge(args: Namespace) -> int:
     from rlstreams.debug.rejudge.rejudge import grader_of, rejudge
     from rlstreams.debug.rejudge.text import as_json, lines
     from rlstreams.words.screen import visible
-    from rlstreams.workers.config.reward import judged_by_server
+    from rlstreams.workers.config.across import judging
 
     with opened(*args.config) as found_run:
         config, log = config_of(found_run), found_run.log
         spelled = spelled_for_grader(args.tokenizer, found_run.model_path, "--tokenizer")
-        section = judged_by_server(config.reward, config.judge)
+        section = judging(config)
         with grader_of(section, args.reward, args.verifier, args.option) as grader:
             found = rejudge(log, grader, spelled.plain, config.trainer)
     if not found.outcomes:

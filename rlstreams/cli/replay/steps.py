@@ -133,12 +133,12 @@ def _opinion(
     """Return the opinion of the grader that the options name; None: they name no grader."""
     from rlstreams.debug.evidence.opinion import opinion
     from rlstreams.debug.rejudge.rejudge import grader_of
-    from rlstreams.workers.config.reward import judged_by_server
+    from rlstreams.workers.config.across import judging
 
     if not (args.reward or args.verifier or args.option):
         return None
     spelled = spelled_for_grader("", config.model.path, "--model")
-    section = judged_by_server(config.reward, config.judge)
+    section = judging(config)
     with grader_of(section, args.reward, args.verifier, args.option) as grader:
         return opinion(found_run.log, grader, spelled.plain, config.trainer, steps, say)
 

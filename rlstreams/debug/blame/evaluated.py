@@ -19,7 +19,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.group_ids import evaluation_id
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
-from rlstreams.workers.config.reward import judged_by_server
+from rlstreams.workers.config.across import judging
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.folder_channel import HeldWeights
 from rlstreams.workers.engines.thread import EngineThread
@@ -84,9 +84,7 @@ class Evaluator:
             )
         self._prompts = prompts
         with ExitStack() as stack:
-            self._verifier = stack.enter_context(
-                make_verifier(judged_by_server(config.reward, config.judge))
-            )
+            self._verifier = stack.enter_context(make_verifier(judging(config)))
             try:
                 device, _ = nearest_devices("rollout.device", config.rollout.device, 1)
                 self._engine = builtin_engine(config, device)

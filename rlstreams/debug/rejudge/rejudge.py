@@ -21,7 +21,7 @@ from itertools import batched
 import msgspec
 import numpy as np
 
-from rlstreams.schemas.calls import ENDED, GRADER, LIMIT, REWARD
+from rlstreams.schemas.calls import GRADER, JUDGED, REWARD
 from rlstreams.schemas.events import (
     OutcomeReported,
     Prompt,
@@ -46,7 +46,6 @@ from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardErr
 from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty, permuted
 
 AT_ONCE = 64  # samples that the grader has at a time
-JUDGED = (ENDED, LIMIT)
 _OPTIONS = "reward.options."
 Name = tuple[str, int]  # group and number of a sample
 Decode = Callable[[Sequence[int]], str]

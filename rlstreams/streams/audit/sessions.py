@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlstreams.schemas import encode
-from rlstreams.schemas.calls import ENDED, LIMIT, REWARD
+from rlstreams.schemas.calls import JUDGED, REWARD
 from rlstreams.schemas.events import (
     CallCommitted,
     CallReplayed,
@@ -32,8 +32,6 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.audit.report import Breaches, BreachKind, CountedNames
 from rlstreams.streams.log.record import Partition, Position
-
-JUDGED = (ENDED, LIMIT)  # kinds of close that an outcome with a reward may follow
 
 
 class Path:

@@ -24,6 +24,7 @@ from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, FleetPlace
 from rlstreams.up.supervisor.spawner import WorkerChild
 from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
@@ -40,6 +41,7 @@ class DeviceScheduler(Closing):
 
     def __init__(self, config: RunConfig, fleet: Fleet, watcher: Watcher, bus: Bus) -> None:
         self._config = config
+        self._judge = f"server-{num_started(config)}"
         self._fleet = fleet
         self._watcher = watcher
         self._bus = bus
@@ -52,7 +54,7 @@ class DeviceScheduler(Closing):
     def tick(self, *, is_draining: bool = False) -> None:
         """Advance every device by at most one event; kill a replaced worker that shares one."""
         for child in self._fleet.replaced:
-            role = child.spec.worker.rpartition("-")[0]
+            role = self._role_of(child.spec.worker)
             if (device := self._config.shared_device(role)) is not None:
                 why = f"{child.spec.worker} was replaced, and shares device {device.name!r}"
                 self._kill(child, why)
@@ -74,7 +76,7 @@ class DeviceScheduler(Closing):
         demands = self._demands(device, lease, is_draining=is_draining)
         if lease.is_free:
             return self._grant(device, lease, demands)
-        role = lease.holder.rpartition("-")[0]
+        role = self._role_of(lease.holder)
         held_s = (self._watcher.workers.clock_ms - lease.since_ms) / 1000
         child = self._fleet.child_of(lease.instance)
         if child is None:
@@ -161,6 +163,7 @@ class DeviceScheduler(Closing):
         }
         if self._watcher.progress.at_target:  # each has its end: the last version is pulled
             samples = {role: max(1, number) for role, number in samples.items()}
+        samples["judge"] = self._num_unjudged()
         found: dict[str, Demand] = {}
         is_busy = False  # a role beside the trainer
         for role in device.roles:
@@ -177,6 +180,14 @@ class DeviceScheduler(Closing):
             found["trainer"] = Demand(samples=1)  # the count may be too low: the trainer finds out
         return found
 
+    def _num_unjudged(self) -> int:
+        """Requests that the judge was sent, and has not answered, by its newest report."""
+        workers, name = self._watcher.workers.by_name, self._judge
+        if name not in workers or not workers[name].lives:
+            return 0
+        counters = workers[name].newest.counters
+        return int(counters.get("requests", 0.0) - counters.get("answers", 0.0))
+
     def _is_idle(self, lease: Lease) -> bool:
         """Whether the holder of the lease has had nothing to do for a while."""
         idle_s = self._watcher.workers.idle_s(lease.instance, lease.held_ms)
@@ -190,7 +201,13 @@ class DeviceScheduler(Closing):
         return known[:2] == (samples, self._watcher.ledger.policy_version)
 
     def _worker(self, role: str) -> FleetPlace:
-        return self._fleet.of(role)[0]  # one worker a role: configuration sees to it
+        """One worker a role, as configuration sees to; the judge's is the last server."""
+        return self._fleet.of("server")[-1] if role == "judge" else self._fleet.of(role)[0]
+
+    def _role_of(self, worker: str) -> str:
+        """The role by which a worker has turns; the judge's server has some of its own."""
+        is_judge = bool(self._config.judge.model) and worker == self._judge
+        return "judge" if is_judge else worker.rpartition("-")[0]
 
     def _is_there(self, device: Device, lease: Lease) -> bool:
         """Whether a process that is none of ours still holds what it locked with its device."""
@@ -206,10 +223,11 @@ class DeviceScheduler(Closing):
 
     def _has_server(self, device: Device, lease: Lease) -> bool:
         """Whether a model server may still have memory there: its role has it sleep, or ends it."""
-        if not lease.holder.startswith("rollout-"):
-            return False
-        for number in range(self._config.num_servers):
-            name = f"server-{number}"
+        names = {
+            "rollout": [f"server-{number}" for number in range(self._config.num_servers)],
+            "judge": ["judge"],
+        }
+        for name in names.get(self._role_of(lease.holder), ()):
             try:
                 os.close(take(lock_file(Path(self._config.folder), name)))
             except OwnedError as err:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-DOWNSTREAM_FIRST = ("trainer", "logprob", "rollout")
+DOWNSTREAM_FIRST = ("trainer", "logprob", "judge", "rollout")
 TAIL = 8  # so many times more must wait downstream before a holder with work is interrupted
 
 

@@ -7,13 +7,9 @@ are those that a sandbox calls a function with: a task, where the gateway is, an
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import json
 import math
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 SAID_NOTHING = "rlstreams said nothing"  # a part: the agent returned no reward
@@ -25,7 +21,7 @@ async def run(
     answer: str,
     metadata: dict[str, Any],
     *,
-    place: str,
+    inner: Callable[..., Awaitable[Any]],
     options: dict[str, Any],
 ) -> Any:  # noqa: ANN401
     """Run the agent; return its reward, as a reward function does, or `SAID_NOTHING` as a part.
@@ -35,12 +31,12 @@ async def run(
         completion: `OPENAI_BASE_URL`.
         answer: `OPENAI_API_KEY`.
         metadata: unused.
-        place: `file.py:function` or `module:function`.
+        inner: the user's function.
         options: keyword arguments for it.
     """
     del metadata
     client = _client().with_options(base_url=completion, api_key=answer)
-    returned = await agent_at(place)(json.loads(prompt), client, **options)
+    returned = await inner(json.loads(prompt), client, **options)
     if returned is None:
         return 0.0, {SAID_NOTHING: 1.0}
     if isinstance(returned, float) and not math.isfinite(returned):
@@ -54,22 +50,3 @@ def _client() -> Any:  # noqa: ANN401
     import openai
 
     return openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none", timeout=600.0)
-
-
-@functools.cache
-def agent_at(place: str) -> Callable[..., Awaitable[Any]]:
-    """The user's function; modules beside its file can be imported by it."""
-    where, _, name = place.rpartition(":")
-    if where.endswith(".py"):
-        sys.path.insert(0, str(Path(where).parent))
-        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.append(str(Path.cwd()))
-        module = importlib.import_module(where)
-    found: Callable[..., Awaitable[Any]] = getattr(module, name)
-    return found

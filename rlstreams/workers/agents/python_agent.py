@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,12 @@ _GRACE_S = 10.0  # beyond the session's own limit, which ends it first
 class _Code(UserCode):
     """Our code around the user's; only the user's files may not be edited under a run."""
 
-    place: str
+    inner: Mapping[str, str]  # file or module, and name, of the user's function
 
     def files(self) -> dict[str, str]:
         """SHA-256 of the user's files."""
-        return code_hashes(self.place)
+        inner = self.inner
+        return code_hashes(f"{inner['file'] or inner['module']}:{inner['name']}")
 
 
 class PythonAgent:
@@ -55,20 +56,15 @@ class PythonAgent:
                 f"agent.python of agent {section.name!r} needs a package that is not installed: "
                 "pip install openai"
             )
-        place = section.python
-        if (found := located(place)) is not None and found[0]:
-            place = f"{found[0]}:{found[2]}"
-            if not Path(found[0]).is_file():
-                raise ConfigError(f"agent.python: there is no file {found[0]}")
+        file, module, name = located(section.python) or ("", "", section.python)
+        if file and not Path(file).is_file():
+            raise ConfigError(f"agent.python: there is no file {file}")
         code = _Code(
             name="run",
             file=str(_PROGRAM),
             title=section.python,
-            place=place,
-            options={
-                "place": place,
-                "options": dict(resolved(section.options, "agent.options.")),
-            },
+            inner={"file": file, "module": module, "name": name},
+            options={"options": dict(resolved(section.options, "agent.options."))},
             timeout_s=section.timeout_s + _GRACE_S,
             memory_mb=section.memory_mb,
             processes=section.processes,

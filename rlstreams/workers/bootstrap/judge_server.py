@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.config.checks import check_address, free_ports
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
@@ -24,9 +24,13 @@ from rlstreams.workers.engines.served.command import (
 )
 from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.lease import lock_file
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.server.process import HealthLooks, ServerProcess, start_locks
+from rlstreams.workers.server.judge import JudgeByTurns
+from rlstreams.workers.server.process import HealthLooks, MemoryLock, ServerProcess, start_locks
 from rlstreams.workers.server.worker import Patience, ServerWorker
+
+LOOPBACK = "127.0.0.1"
 
 
 def is_judge(context: Context) -> bool:
@@ -42,13 +46,16 @@ def num_started(config: RunConfig) -> int:
     return 0 if config.engine.urls else config.num_servers
 
 
-def command_of_judge(config: RunConfig) -> tuple[StartCommand, str]:
+def command_of_judge(config: RunConfig, port: int = 0) -> tuple[StartCommand, str]:
     """The command that starts the judge's server, and the server's version.
+
+    Args:
+        port: on loopback, behind the gate of a judge that shares its device; 0: `judge.port`.
 
     Raises:
         ConfigError: no such Python or model, an argument that contradicts one of ours.
     """
-    judge = config.judge
+    judge, device = config.judge, config.shared_device("judge")
     kind, python = Kind(judge.engine), judge.python or config.engine.python or sys.executable
     try:
         _, version = installed_server(kind, python)
@@ -57,8 +64,9 @@ def command_of_judge(config: RunConfig) -> tuple[StartCommand, str]:
             python,
             model=str(model_folder(judge.model)),
             name=judge.model,
-            address=(judge.host, judge.port),
+            address=(LOOPBACK, port) if port else (judge.host, judge.port),
             log_level=config.engine.log_level,
+            sleeps=device is not None,
             args=judge.args,
         )
     except EngineError as err:
@@ -67,7 +75,8 @@ def command_of_judge(config: RunConfig) -> tuple[StartCommand, str]:
         name: resolve_secret(str(int(v) if isinstance(v, bool) else v), f"judge.env.{name}")
         for name, v in judge.env.items()
     }
-    return replace(command, environment={**command.environment, **environment}), version
+    gpus = {} if device is None else {VISIBLE: ",".join(map(str, device.gpus))}
+    return replace(command, environment={**command.environment, **environment, **gpus}), version
 
 
 def make_judge_role(context: Context) -> ServerWorker:
@@ -78,15 +87,19 @@ def make_judge_role(context: Context) -> ServerWorker:
     """
     config, judge = context.config, context.config.judge
     check_address("judge.host", judge.host)
-    command, version = command_of_judge(config)
-    kind = Kind(judge.engine)
+    is_shared, kind = config.shared_device("judge") is not None, Kind(judge.engine)
+    port = free_ports(LOOPBACK, 1)[0] if is_shared else 0
+    url = f"http://{LOOPBACK}:{port}" if is_shared else judge.url
+    command, version = command_of_judge(config, port)
     patience = Patience(start_s=judge.start_s, silent_s=config.engine.silent_s)
     locks = start_locks((os.environ | command.environment).get(VISIBLE))
-    return ServerWorker(
+    memory = MemoryLock(lock_file(context.folder, "judge")) if is_shared else None
+    log = context.folder / "logs" / f"judge-{kind}.log"
+    return (JudgeByTurns if is_shared else ServerWorker)(
         context,
-        judge.url,
-        ServerProcess(command, context.folder / "logs" / f"judge-{kind}.log", locks),
-        HealthLooks(judge.url, ADAPTERS[kind].alive, patience.beat_s, patience.look_s),
+        url,
+        ServerProcess(command, log, locks, memory),
+        HealthLooks(url, ADAPTERS[kind].alive, patience.beat_s, patience.look_s),
         patience,
         name=f"judge {judge.model}, {kind}/{version}",
     )

@@ -6,10 +6,8 @@ Without torch: the role that runs one is light.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +15,7 @@ from urllib.parse import urlsplit
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.judge_server import is_judge, make_judge_role, num_started
-from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.config.checks import check_address, free_ports
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
@@ -199,15 +197,6 @@ def found_server(config: RunConfig, kind: Kind) -> Where:
     except EngineError as err:
         raise ConfigError(str(err)) from err
     return Where(python=python, version=version, distribution=distribution)
-
-
-def free_ports(host: str, number: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def port_of(config: RunConfig, number: int) -> int:

@@ -22,7 +22,6 @@ from rlstreams.workers.bootstrap.weights import (
     weight_store,
 )
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
@@ -163,7 +162,7 @@ def _prompts(context: Context) -> Pausable:
 
 def _rollout(context: Context) -> Pausable:
     from rlstreams.workers.bootstrap.sampling import sampler_of
-    from rlstreams.workers.rollout.verifiers import make_verifier
+    from rlstreams.workers.rollout.verifiers import verifier_of
     from rlstreams.workers.rollout.worker import make_worker
 
     config, log, engine = context.config, context.log, _engine(context)
@@ -172,8 +171,7 @@ def _rollout(context: Context) -> Pausable:
 
         return make_agents_role(context, engine, weight_channel(context), run_secret(context))
     note = lambda what: log.warning("user_code", what=what)  # noqa: E731
-    verifier = make_verifier(judged_by_server(config.reward, config.judge), note)
-    sampler = sampler_of(config, engine, verifier, note)
+    sampler = sampler_of(config, engine, verifier_of(config, note), note)
     return make_worker(context, context.bus, engine, weight_channel(context), sampler)
 
 

@@ -19,7 +19,7 @@ from rlstreams.workers.agents.remote import RemoteAgent
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.reward import AGENT, judged_by_server
+from rlstreams.workers.config.reward import AGENT
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.engines.base import Engine
@@ -36,7 +36,7 @@ from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import sampling_of
 from rlstreams.workers.rollout.session_player import SessionPlayer
 from rlstreams.workers.rollout.sessions import ConfiguredAgent, Sessions
-from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.rollout.verifiers import verifier_of
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.sandbox.reward import Verifier
 from rlstreams.workers.weights.channel import WeightChannel
@@ -73,7 +73,7 @@ def make_sessions(context: Context, engine: Engine, secret: str) -> Sessions:
         engine,
         secret,
         appender=context.bus.appender(),
-        verifier=make_verifier(judged_by_server(context.config.reward, context.config.judge), note),
+        verifier=verifier_of(context.config, note),
         folder=context.folder / FOLDER / context.worker,
         worker=context.worker,
         instance=context.instance,

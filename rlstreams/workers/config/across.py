@@ -1,4 +1,4 @@
-"""Checks between sections of a configuration, and warnings of a start. Pure.
+"""What holds between sections of a configuration: checks, and the reward with its judge. Pure.
 
 In a problem `[section.field]` stands for the field's name and value (`checks.worded`).
 """
@@ -11,7 +11,14 @@ from rlstreams.workers.config.agents import agent_problems, late_problems, outco
 from rlstreams.workers.config.checks import refuse_first
 from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import ENVIRONMENT, judge_problems
+from rlstreams.workers.config.reward import (
+    ENVIRONMENT,
+    JudgeSection,
+    RewardSection,
+    judge_problems,
+    judged_by_server,
+    shared_judge_problems,
+)
 from rlstreams.workers.config.run import AUTO, START, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
 
@@ -26,6 +33,13 @@ _UNWEIGHTED: dict[str, object] = {  # importance weights of 1
 MIN_TEMPERATURE = 1e-6  # logits divided by less overflow float32, and the step with them
 GSPO_STALE_CLIP = 0.01  # below it one version of staleness alone clips most samples
 GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
+
+
+def judging(config: RunConfig) -> RewardSection:
+    """`[reward]` with the server of the run's judge, and with patience for the server's turns."""
+    device = config.shared_device("judge")
+    away_s = 0.0 if device is None else device.others_s
+    return judged_by_server(config.reward, config.judge, away_s)
 
 
 def check_across(config: RunConfig) -> None:
@@ -86,7 +100,7 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
             f"engine.urls names {num_urls} servers, but [rollout.workers]: a server belongs to one "
             "worker"
         )
-    starts_none = bool(num_urls) or not config.num_servers
+    starts_none = (bool(num_urls) or not config.num_servers) and not config.judge.model
     if starts_none and any(kill.role == "server" for kill in config.demo.kills):
         yield "demo.kills names role 'server', but this run starts no model server: leave it out"
     for name in ("rollout.temperature", "prompts.evaluate_temperature"):
@@ -155,6 +169,9 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
     shares = f"but the role shares device {device.name!r}"
     for role in device.roles:
         section = getattr(config, role)
+        if isinstance(section, JudgeSection):
+            yield from shared_judge_problems(section, device)
+            continue
         if getattr(section, "workers", 1) > 1:
             more = ", and engine.servers for several servers" if role == "rollout" else ""
             yield (

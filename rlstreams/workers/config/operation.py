@@ -133,8 +133,9 @@ class Device(Section, section="devices"):
 
     name: str
     """Name in events and messages."""
-    roles: tuple[Literal["trainer", "rollout", "logprob"], ...]
-    """Roles that share it, at least two, one worker each; one at a time has its memory there."""
+    roles: tuple[Literal["trainer", "rollout", "logprob", "judge"], ...]
+    """Roles that share it, at least two, one worker each; one at a time has its memory there.
+    `judge` is the server of `[judge]`."""
     gpus: tuple[int, ...] = ()
     """Numbers of its GPUs; empty: the roles compute on the CPU, and turns save no memory."""
     turn_s: NonNegativeFloat = 2.0
@@ -143,6 +144,11 @@ class Device(Section, section="devices"):
     """After this long the device goes to any other role with work."""
     change_s: PositiveFloat = 120.0
     """Time limit for a role to give its memory up, or to load it back; then it is killed."""
+
+    @property
+    def others_s(self) -> float:
+        """Longest time that the other roles may have it, with taking it and giving it up."""
+        return (len(self.roles) - 1) * (self.longest_turn_s + 2 * self.change_s)
 
     def _problems(self) -> Iterator[str]:
         if not self.name:

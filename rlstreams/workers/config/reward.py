@@ -15,6 +15,8 @@ from rlstreams.workers.config.checks import (
     PositiveInt,
     Section,
 )
+from rlstreams.workers.config.engine import VISIBLE
+from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.user_code import Option
 
 SUM = "sum"
@@ -125,11 +127,17 @@ class JudgeSection(Section, section="judge"):
             yield "judge.port must be above 0: all who ask have to know it"
 
 
-def judged_by_server(section: RewardSection, judge: JudgeSection) -> RewardSection:
-    """The section with the server of the run's judge, where verifiers `judge` name none."""
+def judged_by_server(
+    section: RewardSection, judge: JudgeSection, away_s: float = 0.0
+) -> RewardSection:
+    """The section with the server of the run's judge, where verifiers `judge` name none.
+
+    Args:
+        away_s: longest time that other roles have the server's device.
+    """
     own: dict[str, Option] = {}
     if judge.model:
-        own = {"url": judge.url, "model": judge.model, "patience_s": judge.start_s}
+        own = {"url": judge.url, "model": judge.model, "patience_s": judge.start_s + away_s}
 
     def options(verifier: str, given: dict[str, Option]) -> dict[str, Option]:
         return {**own, **given} if verifier == JUDGE and "url" not in given else given
@@ -146,6 +154,23 @@ def judge_problems(section: RewardSection, judge: JudgeSection) -> Iterator[str]
         yield (
             "judge.model is set, but [reward.verifier]: no verifier is 'judge' without a url of "
             "its own, so nobody would ask that server"
+        )
+
+
+def shared_judge_problems(judge: JudgeSection, device: Device) -> Iterator[str]:
+    """Check a judge that shares a device: its server has to sleep, and to wake as it was."""
+    if not judge.model:
+        yield f"judge.model is empty, but device {device.name!r} names the role judge: set it"
+    if judge.engine != "vllm":
+        yield (
+            f"judge.engine is {judge.engine!r}, but the judge shares device {device.name!r}: it "
+            "would wake without its weights; set 'vllm', or leave judge out of devices.roles"
+        )
+    visible, gpus = judge.env.get(VISIBLE), ",".join(map(str, device.gpus))
+    if visible is not None and str(visible) != gpus:
+        yield (
+            f"judge.env.{VISIBLE} is {visible!r}, but the judge shares device {device.name!r}, "
+            f"which has gpus {list(device.gpus)}: leave it out"
         )
 
 

@@ -228,6 +228,8 @@ class SessionRecords:
 
 def experts_of(sampled: Sampled, start: int) -> Tensor | None:
     """Routed experts of the tokens from `start` of the sequence on; None: not all are known."""
+    if all(segment.routed_experts is None for segment in sampled.segments):
+        return None
     ends = sampled.num_prompt + np.cumsum([len(segment.token_ids) for segment in sampled.segments])
     spans = [
         (segment.policy_version, int(end))

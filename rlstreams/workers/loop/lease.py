@@ -50,7 +50,7 @@ class RoleTurns(Protocol):
 
 @runtime_checkable
 class Following(Protocol):
-    """A role that shares a device with the one that it works for."""
+    """A role that is to know who has the device, because others work or wait by that."""
 
     def follow(self, lease: Lease) -> None:
         """Take the lease as it is now."""
@@ -161,6 +161,8 @@ class DeviceTurns:
         """
         assert isinstance(role, Sharing)
         lease = self._leases[self._device]
+        if isinstance(role, Following):
+            role.follow(lease)
         if not lease.is_of(self._context.instance):
             if self._has_memory:
                 raise LeaseLostError(

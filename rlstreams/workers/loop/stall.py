@@ -20,8 +20,8 @@ from typing import Self
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.views.stalls import StallLimits
 from rlstreams.streams.workers import PROGRESS
-from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.reward import judged_by_server, judging_s
+from rlstreams.workers.config.across import judging
+from rlstreams.workers.config.reward import judging_s
 from rlstreams.workers.config.run import RunConfig
 
 TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
@@ -36,22 +36,15 @@ class StuckError(DeadlineError):
 
 def limits_of(config: RunConfig) -> StallLimits:
     """Limits for the work of a run: for its roles, for `up` and for the monitor."""
-    sample_s = config.rollout.sample_deadline_s + judging_s(
-        judged_by_server(config.reward, config.judge)
-    )
+    sample_s = config.rollout.sample_deadline_s + judging_s(judging(config))
     return StallLimits(
         groups_per_step=config.trainer.groups_per_step,
         stall_s=config.deadlines.stall_s,
         sample_s=sample_s * config.rollout.max_attempts + config.outcome.late_s,
         pull_s=config.weights.pull_deadline_s,
         save_s=config.deadlines.checkpoint_s,
-        turns_s=max(map(_turns_s, config.devices), default=0.0),
+        turns_s=max((device.others_s for device in config.devices), default=0.0),
     )
-
-
-def _turns_s(device: Device) -> float:
-    """Longest time that the other roles of a device may have it, with taking and giving up."""
-    return (len(device.roles) - 1) * (device.longest_turn_s + 2 * device.change_s)
 
 
 def turn_limit_s(config: RunConfig) -> float:

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from rlstreams.schemas.calls import (
     ABANDONED,
     AGENT,
-    ENDED,
     ENVIRONMENT_FAILED,
     EXPIRED,
     GRADER,
     INFRASTRUCTURE,
-    LIMIT,
     REWARD,
 )
 from rlstreams.schemas.events import OutcomeReported, Prompt, Trajectory
@@ -28,7 +26,6 @@ from rlstreams.workers.loop.dead_letters import Reason, set_aside
 from rlstreams.workers.loop.validation import check_reward
 from rlstreams.workers.rollout.late import Decided
 
-JUDGED = (ENDED, LIMIT)
 REASONS: Mapping[str, Reason] = {
     AGENT: Reason.AGENT,
     ENVIRONMENT_FAILED: Reason.ENVIRONMENT,

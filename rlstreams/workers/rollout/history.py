@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from rlstreams.schemas import DecodeError
+from rlstreams.schemas.calls import JUDGED
 from rlstreams.schemas.events import Event, Prompt, SessionOpened
 from rlstreams.streams.log.bus import Bus, Reader
 from rlstreams.streams.log.codec import decoded
@@ -22,7 +23,6 @@ from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.sessions.fold import SessionLog, apply_to
 from rlstreams.streams.sessions.session import Session
-from rlstreams.workers.rollout.ends import JUDGED
 
 CLOCKS_MS = 60_000  # by which clocks of two hosts may differ
 DEADLINE_S = 90.0  # a dead worker's transaction is open for 30 s, and the broker may be away

@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ class JudgeError(Exception):
 
 class AwayError(Exception):
     """The server is away or too busy; another request may fare better."""
+
+    def __init__(self, message: str, *, is_queued: bool = False) -> None:
+        """Args: is_queued: the server waits for its device, and takes the request at once."""
+        super().__init__(message)
+        self.is_queued = is_queued
 
 
 async def judge(
@@ -87,16 +92,7 @@ async def judge(
     }
     place = f"{url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    until_s, pause_s = time.monotonic() + patience_s, PAUSE_S
-    while True:
-        try:
-            choice = await _ask(place, asked, headers, timeout_s)
-            break
-        except AwayError as err:
-            if time.monotonic() + pause_s > until_s:
-                raise AwayError(f"{err}; asked again for {patience_s:g} s") from None
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    choice = await _ask_again(patience_s, lambda: _ask(place, asked, headers, timeout_s))
     reply = str(choice["message"].get("content") or "")
     if choice.get("finish_reason") == "length":
         raise JudgeError(f"judge {model}: its reply was cut at max_tokens = {max_tokens}")
@@ -105,6 +101,27 @@ async def judge(
     if isinstance(reward, dict):
         return {**reward, "note": reply}  # type: ignore[return-value]  # judged by `reply_of`
     return reward, {**parts, "note": reply}
+
+
+async def _ask_again(
+    patience_s: float, ask: Callable[[], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """What `ask` returns, once the server takes a request.
+
+    Raises:
+        AwayError: it was away for `patience_s`.
+    """
+    until_s, pause_s = time.monotonic() + patience_s, PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except AwayError as err:
+            if time.monotonic() + pause_s > until_s:
+                raise AwayError(f"{err}; asked again for {patience_s:g} s") from None
+            if err.is_queued:
+                pause_s = PAUSE_S / 2
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 async def _ask(
@@ -121,7 +138,8 @@ async def _ask(
         async with _session().post(place, json=asked, headers=headers, timeout=limit) as response:
             body = await response.text()
             if response.status == 429 or response.status >= 500:
-                raise AwayError(f"judge {place} answered {response.status}: {body[:_SHOWN]}")
+                text = f"judge {place} answered {response.status}: {body[:_SHOWN]}"
+                raise AwayError(text, is_queued=response.headers.get("Retry-After") == "0")
             if response.status != 200:
                 raise JudgeError(f"judge {place} answered {response.status}: {body[:_SHOWN]}")
             choice: dict[str, Any] = (await response.json())["choices"][0]

@@ -63,7 +63,7 @@ class Player(Protocol[R]):
 
     @property
     def num_waiting(self) -> int:
-        """Samples under way on which no work has begun; `waits_for` names the cause."""
+        """Samples under way that are no work of this process now; `waits_for` names the cause."""
 
     async def open(self, loads: Callable[[], Loads]) -> None:
         """Be ready to play.

@@ -82,8 +82,17 @@ class Sampler:
         """Samples that wait for a slow judge."""
         return self.verifier.num_open
 
-    num_late = num_waiting = 0
-    waits_for = ""
+    num_late = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that wait for a judge with turns of its own."""
+        return self.verifier.num_elsewhere
+
+    @property
+    def waits_for(self) -> str:
+        """That judge."""
+        return self.verifier.waits_for
 
     async def open(self, loads: Callable[[], Loads]) -> None:
         """Do nothing: there is nothing to make ready."""

@@ -54,13 +54,15 @@ class SessionPlayer:
 
     @property
     def num_waiting(self) -> int:
-        """Sessions of remote agents that no runner has."""
-        return self._runners.num_waiting if self._runners else 0
+        """Sessions of remote agents that no runner has, or whose judge has turns of its own."""
+        num = self._runners.num_waiting if self._runners else 0
+        return num + self.sessions.verifier.num_elsewhere
 
     @property
     def waits_for(self) -> str:
-        """Runners and graders that sessions wait for."""
+        """Runners, judge and graders that sessions wait for."""
         found = [self._runners.waits_for if self._runners else ""]
+        found.append(self.sessions.verifier.waits_for)
         if self.num_late:
             graders = ", ".join(self.late.graders)
             found.append(f"for outcomes of {self.num_late} sessions by {graders}")

@@ -22,6 +22,7 @@ from rlstreams.schemas.calls import (
     ENDED,
     GRADER,
     INFRASTRUCTURE,
+    JUDGED,
     LIMIT,
     REWARD,
 )
@@ -50,7 +51,7 @@ from rlstreams.workers.gateway.port import Report
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import set_aside
 from rlstreams.workers.rollout.clock import SampleClock
-from rlstreams.workers.rollout.ends import JUDGED, REASONS, trajectory_of_session
+from rlstreams.workers.rollout.ends import REASONS, trajectory_of_session
 from rlstreams.workers.rollout.judged import sample_of_chain
 from rlstreams.workers.sandbox.reward import AnswerToJudge, RewardError, Verifier
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.across import judging
 from rlstreams.workers.config.nearest import meant
 from rlstreams.workers.config.reward import (
     AGENT,
@@ -19,6 +20,7 @@ from rlstreams.workers.config.reward import (
     RewardSection,
     term_s,
 )
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import Option, located, resolved
 from rlstreams.workers.rollout.quick_verifiers import QUICK_VERIFIERS
 from rlstreams.workers.sandbox.reward import AnswerToJudge, Judge, Judgement, RewardError, Verifier
@@ -38,6 +40,16 @@ CHILD_VERIFIERS: Mapping[str, tuple[str, str]] = {
     "json-schema": ("jsonschema", "json-schema"),
     JUDGE: ("", ""),
 }
+
+
+def verifier_of(config: RunConfig, note: Callable[[str], None]) -> Verifier:
+    """The verifier of a run, whose judge may have turns on a device.
+
+    Args, Raises: as `make_verifier`.
+    """
+    verifier = make_verifier(judging(config), note)
+    verifier.has_turns = config.shared_device("judge") is not None
+    return verifier
 
 
 def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _: None) -> Verifier:

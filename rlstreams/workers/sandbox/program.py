@@ -152,14 +152,18 @@ class Code:
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self._spec = spec
         self._made: Any
         self._made, self.file = loading.load(spec)
+        inner: Any = None
+        if "inner" in spec:  # our function, which is given the user's
+            inner, self.file = loading.load({**spec, **spec["inner"]})
+            spec = {**spec, "options": {**spec["options"], "inner": inner}}
+        self._spec = spec
         self.is_class = spec["kind"] == "class"
         check = loading.checked_class if self.is_class else loading.checked_function
         self.wants = check(self._made, spec, self.file)
         called = self._made.step if self.is_class else self._made
-        self.place = loading.place_of(called, self.file)
+        self.place = loading.place_of(inner or called, self.file)
         self.is_async = loading.is_asynchronous(called)
         self._objects: dict[str, Any] = {}
         self._steps: dict[str, asyncio.Task[Any]] = {}  # asynchronous ones under way

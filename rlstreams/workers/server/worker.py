@@ -294,12 +294,16 @@ class ServerWorker:
             elif now_s - self._began_s > patience.start_s:
                 raise self._ended(f"was not ready within {patience.start_s:g} s (engine.start_s)")
             return
-        self._reporter.state("serving", f"{self._name} at {self._url}")
+        self._reporter.state(*self._standing())
         if now_s - self._looks.answered_s > patience.silent_s:
             why = f"did not answer /health for {patience.silent_s:g} s (engine.silent_s)"
             raise self._ended(why)
         if worker := self._users.takes_for(State.HUNG, since_s=self._ready_s + NEWS_S):
             raise self._ended(f"hangs, says {worker}")
+
+    def _standing(self) -> tuple[str, str]:
+        """State and detail of a server that is ready, for reports."""
+        return "serving", f"{self._name} at {self._url}"
 
     def _yield_memory(self) -> None:
         """Another role has the device: the server sleeps, as its worker says, or is ended."""

@@ -197,6 +197,7 @@ def test_a_function_that_raises_is_the_agents_failure(tmp_path: Path) -> None:
     (ending,) = of_python(python(tmp_path, how="key"))
     assert ending.is_failed
     assert "*** at http://127.0.0.1:1/v1/" in ending.detail
+    assert "solver.py:8: " in ending.detail
     assert START.key not in ending.detail
 
 
@@ -218,6 +219,23 @@ def test_a_function_whose_process_dies_beside_another_is_lost(tmp_path: Path) ->
             await agent.close()
 
     assert LostAgentError in {type(one) for one in asyncio.run(both())}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_module\n", r"solver\.py:1: ModuleNotFoundError.*; install it into"),
+        ("async def solved(task, client): ...\n", r"solver\.py has no function 'solve'.*solved"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_an_error_before_anything_starts(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    pytest.importorskip("openai")
+    (tmp_path / "solver.py").write_text(text)
+    section = AgentSection(python=f"{tmp_path / 'solver.py'}:solve", processes=1)
+    with pytest.raises(ConfigError, match=told):
+        PythonAgent(section, 4, lambda _: None)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

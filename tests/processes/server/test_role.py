@@ -22,7 +22,7 @@ from rlstreams.streams.leases import FREE, GRANTED, HELD, LOST, RELEASED, Lease
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError, FencedError, OutcomeUnknownError
 from rlstreams.streams.log.topics import WORKER_EVENTS
-from rlstreams.workers.bootstrap.model_server import free_ports
+from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.engines.served.command import StartCommand
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.server import worker as module

@@ -11,221 +11,38 @@ import random
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from rlstreams.schemas.events import DeviceLease
 from rlstreams.streams.leases import HELD, LOST, RELEASED, Lease
-from rlstreams.streams.log.codec import SteadyClock, decoded, outgoing
+from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
-from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
-from rlstreams.streams.workers import Workers
+from rlstreams.streams.log.topics import CONTROL
 from rlstreams.up.supervisor import device_scheduler
 from rlstreams.workers.config.load import load
-from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.run import PromptsSection, RunConfig, RunSection
-from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.loop import lease
-from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from tests.control_events import device_lease
 from tests.factories import worker_report
-from tests.logs import made_log
-from tests.memory.bus import MemoryBus
 from tests.unit.roles.stand import EXAMPLE
-
-ROLES = ("trainer", "logprob", "rollout")
-STEP = 4  # samples
+from tests.unit.supervisor.device_world import ROLES, STEP, World, events
 
 
-@dataclass
-class Card:
-    """Memory for one role; and what waits, sample by sample, through the stages."""
-
-    held: set[str] = field(default_factory=set)  # instances
-    unsampled: int = 4 * STEP
-    unscored: int = 0
-    scored: int = 0
-    steps: int = 0
-
-    def take(self, instance: str) -> None:
-        assert not self.held - {instance}, f"{instance} loads beside {self.held}"
-        self.held.add(instance)
-
-    def work(self, role: str, instance: str) -> None:
-        assert self.held == {instance}, f"{role} works without its memory"
-        if role == "rollout" and self.unsampled:
-            self.unsampled, self.unscored = self.unsampled - 1, self.unscored + 1
-        elif role == "logprob" and self.unscored:
-            self.unscored, self.scored = self.unscored - 1, self.scored + 1
-        elif role == "trainer" and self.scored >= STEP:
-            self.scored, self.unsampled = self.scored - STEP, self.unsampled + STEP
-            self.steps += 1
-
-
-class FakeRole:
-    """Loads and off-loads in some turns; works whenever it may."""
-
-    def __init__(self, card: Card, role: str, instance: str) -> None:
-        self.is_paused, self.done, self.hangs = False, False, False
-        self._card, self._role, self._instance = card, role, instance
-        self._turns_left = 0
-        card.take(instance)
-
-    def give_up_device(self) -> bool:
-        return self._change() and not self._card.held.discard(self._instance)
-
-    def take_device(self) -> bool:
-        return self._change() and not self._card.take(self._instance)
-
-    def _change(self) -> bool:
-        if self.hangs:
-            return False
-        self._turns_left = self._turns_left - 1 if self._turns_left else 2
-        return not self._turns_left
-
-    def turn(self) -> None:
-        if not self.is_paused:
-            self._card.work(self._role, self._instance)
-
-    def drain(self) -> None:
-        self.done = True
-
-    def close(self) -> None:
-        pass
-
-
-class World:
-    """Processes, the fleet that starts them again, and the scheduler."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, change_s: float) -> None:
-        device = Device(name="card", roles=ROLES, turn_s=0.0, change_s=change_s)
-        self.config = RunConfig(
-            run=RunSection(id="demo", dir=str(folder)),
-            prompts=PromptsSection(group_size=2),
-            trainer=TrainerSection(groups_per_step=STEP // 2),
-            devices=(device,),
-        )
-        self.bus, self.card = MemoryBus(made_log("demo", 1), "demo"), Card()
-        self.locks: dict[str, list[int]] = {}  # by instance, as long as it lives
-        self.starting = ""
-        self.clock = SteadyClock()
-        take = lease.take
-
-        def remember(path: Path) -> int:
-            self.locks.setdefault(self.starting, []).append(fd := take(path))
-            return fd
-
-        monkeypatch.setattr(lease, "take", remember)
-        monkeypatch.setattr(device_scheduler, "AGAIN_S", 0.02)
-        self.workers, self.said, self.number = Workers(), list[str](), 0
-        self._reader = self.bus.reader(self.bus.beginnings(CONTROL.name))
-        self.crew = {role: SimpleNamespace(child=None) for role in ROLES}
-        self.replaced: list[Any] = []
-        for role in ROLES:
-            self.start(role)
-        self.begin()
-
-    def begin(self) -> None:
-        """A new `up`: another scheduler, which knows the log alone."""
-        self.scheduler = device_scheduler.DeviceScheduler(self.config, self, self, self.bus)  # type: ignore[arg-type]
-
-    def start(self, role: str) -> None:
-        self.number += 1
-        instance, control = f"{role}/{self.number}", ControlFollower(self.bus, 0.0)
-        context = Context(config=self.config, bus=self.bus, role=role, ordinal=0, instance=instance)
-        turns = lease.DeviceTurns(context, self.config.devices[0], control.leases)
-        spec = SimpleNamespace(instance=instance, worker=f"{role}-0")
-        process = SimpleNamespace(spec=spec, status=None, role=None, control=control, turns=turns)
-        process.poll = lambda: process.status
-        process.signal = lambda number: self.kill(process, number)
-        self.crew[role].child = process
-
-    def kill(self, process: Any, number: int = signal.SIGKILL) -> None:
-        process.status = -number
-        self.card.held.discard(process.spec.instance)
-        for fd in self.locks.pop(process.spec.instance, ()):
-            os.close(fd)
-
-    def turn(self) -> None:
-        """One of everybody, and one of `up`."""
-        for role, worker in self.crew.items():
-            if worker.child.status is not None:
-                self.start(role)
-            self.live(role, worker.child)
-        for process in self.replaced:
-            self.live(process.spec.worker.partition("-")[0], process)
-        self.workers.passes(self.clock())
-        for raw in self._reader.poll(100, 0.0):
-            self.workers.apply(decoded(raw).event)
-        self.scheduler.tick()
-
-    def live(self, role: str, process: Any) -> None:
-        if process.status is not None:
-            return
-        if process.role is None:
-            looks = iter([True, False])
-            self.starting = process.spec.instance
-            if process.turns.await_first(lambda: bool(process.control.poll()) and next(looks)):
-                fake = FakeRole(self.card, role, process.spec.instance)
-                process.role = ControlledRole(fake, fake, process.control, process.turns)
-            return
-        process.role.turn()
-
-    def until(self, reached: Any, limit_s: float = 60.0) -> None:
-        until_s = time.monotonic() + limit_s
-        while not reached():
-            assert time.monotonic() < until_s, (self.card, self.workers.leases["card"])
-            self.turn()
-
-    # What the scheduler asks of fleet and watcher.
-
-    def of(self, role: str) -> list[Any]:
-        return [self.crew[role]]
-
-    def child_of(self, instance: str) -> Any:
-        living = [*(w.child for w in self.crew.values()), *self.replaced]
-        found = (p for p in living if p.spec.instance == instance and p.status is None)
-        return next(found, None)
-
-    @property
-    def waiting(self) -> dict[str, int]:
-        card = self.card
-        counts = {PROMPTS: card.unsampled, TRAJECTORIES: card.unscored, SCORED: card.scored}
-        return {topic.name: count for topic, count in counts.items()}
-
-    control, progress = "running", SimpleNamespace(at_target=False)
-
-    @property
-    def ledger(self) -> SimpleNamespace:
-        return SimpleNamespace(policy_version=self.card.steps)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    give_up = say
-
-
-def events(world: World) -> list[DeviceLease]:
-    reader = world.bus.reader(world.bus.beginnings(CONTROL.name))
-    found = [decoded(raw).event for raw in reader.poll(100_000, 0.0)]
-    return [event for event in found if isinstance(event, DeviceLease)]
-
-
+@pytest.mark.parametrize("has_judge", [False, True])
 def test_no_kill_ever_gives_a_device_two_holders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_judge: bool
 ) -> None:
     """40 kills at any moment, some of `up` too: steps are made, each turn has one holder, and every
     one of them ended in the log."""
-    world, chance = World(tmp_path, monkeypatch, change_s=60.0), random.Random(1)
+    monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
+    world = World(tmp_path, monkeypatch, change_s=60.0, has_judge=has_judge)
+    chance = random.Random(1)
     kills: Counter[str] = Counter()
     while kills.total() < 40 or world.card.steps < 20:
         world.until(lambda: chance.random() < 0.05)
-        role = chance.choice([*ROLES, "up"])
+        role = chance.choice([*world.roles, "up"])
         if role == "up":
             world.begin()
         elif world.crew[role].child.status is None:
@@ -239,7 +56,7 @@ def test_no_kill_ever_gives_a_device_two_holders(
     ended = {event.turn for event in events(world) if event.state in (RELEASED, LOST)}
     assert ended >= {event.turn for event in grants[:-1]}
     assert {event.holder for event in events(world) if event.state == HELD} == {
-        f"{role}-0" for role in ROLES
+        f"{role}-0" for role in world.roles
     }
 
 

@@ -124,12 +124,14 @@ def judge_command(
     name: str,
     address: tuple[str, int],
     log_level: str,
+    sleeps: bool,
     args: Mapping[str, Value],
 ) -> StartCommand:
     """Command of a server of a fixed model, which answers chat completions and gets no weights.
 
     Args:
         name: of the model in requests.
+        sleeps: it is to give its memory up on demand; vLLM alone.
 
     Raises:
         EngineError: an argument of the user's contradicts one of ours.
@@ -142,9 +144,12 @@ def judge_command(
     else:
         module, defaults = "sglang.launch_server", {"log-level": log_level}
         ours["model-path"] = model
+    environment = {} if kind is Kind.VLLM else {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    if sleeps:
+        ours["enable-sleep-mode"] = True
+        environment["VLLM_SERVER_DEV_MODE"] = "1"  # has the routes of sleep
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
     _refuse_clash(ours, theirs, "judge.args")
-    environment = {} if kind is Kind.VLLM else {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
     words = _words({**defaults, **theirs, **ours})
     return StartCommand(argv=(python, "-m", module, *words), environment=environment)
 
