@@ -10,11 +10,16 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.workers.model.device import VISIBLE
+
+PROGRAM = "rlstreams.workers.compute.follower"
 ALIVE = "alive"  # sent by a follower between its answers
 BEGIN, FREE = "begin", "free"  # commands beside the methods of a rank's objects
 LOOPBACK = "127.0.0.1"
@@ -85,3 +90,15 @@ class Link:
         """Release the socket, once no thread receives."""
         self._connection.close()
         self._end.close()
+
+
+def start_follower(end: socket.socket, gpu: str, *words: str, program: str = PROGRAM) -> Child:
+    """Start a follower on this host, at this end of its link, with further arguments of its
+    program; it writes to the caller's log."""
+    return Child.started(
+        [sys.executable, "-m", program, str(end.fileno()), *words],
+        orphaned=Orphaned.DIES,
+        stdout=2,
+        pass_fds=[end.fileno()],
+        environment={VISIBLE: gpu} if gpu else {},
+    )

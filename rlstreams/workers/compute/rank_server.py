@@ -21,7 +21,7 @@ from rlstreams.workers.compute.hosts import (
     fingerprint,
     versions,
 )
-from rlstreams.workers.compute.team import PROGRAM, start_follower
+from rlstreams.workers.compute.link import PROGRAM, start_follower
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.host import host_name

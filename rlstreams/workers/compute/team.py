@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -21,26 +20,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.process.child import Child
 from rlstreams.workers.compute.hosts import Hosts, reach
 from rlstreams.workers.compute.link import (
     ALIVE,
     BEGIN,
     FREE,
     LOOPBACK,
+    PROGRAM,
     CommandResult,
     Link,
     Meeting,
+    start_follower,
 )
 from rlstreams.workers.compute.mesh import Mesh, Meshed
 from rlstreams.workers.model.base import RankLostError
-from rlstreams.workers.model.device import VISIBLE
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Meshed)
-PROGRAM = "rlstreams.workers.compute.follower"
 SILENT_S = 30.0  # a follower reports once a second
 END_S = 10.0  # for the thread that reads a link
 _DEATH_S = 1.0  # from the end of a link to that of its process
@@ -61,18 +60,6 @@ def team_of(
 
 class FollowerError(RankLostError):
     """A follower of a team, or a command to all ranks, failed."""
-
-
-def start_follower(end: socket.socket, gpu: str, *words: str, program: str = PROGRAM) -> Child:
-    """Start a follower on this host, at this end of its link, with further arguments of its
-    program; it writes to the caller's log."""
-    return Child.started(
-        [sys.executable, "-m", program, str(end.fileno()), *words],
-        orphaned=Orphaned.DIES,
-        stdout=2,
-        pass_fds=[end.fileno()],
-        environment={VISIBLE: gpu} if gpu else {},
-    )
 
 
 def _started(program: str, gpu: str) -> tuple[Child, socket.socket]:

@@ -1,4 +1,4 @@
-"""What holds between sections of a configuration: checks, and the reward with its judge. Pure.
+"""Checks of several sections of a configuration together, and the reward with its judge. Pure.
 
 In a problem `[section.field]` stands for the field's name and value (`checks.worded`).
 """

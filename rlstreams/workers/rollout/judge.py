@@ -106,7 +106,7 @@ async def judge(
 async def _ask_again(
     patience_s: float, ask: Callable[[], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """What `ask` returns, once the server takes a request.
+    """The result of `ask`, once the server takes a request.
 
     Raises:
         AwayError: it was away for `patience_s`.
