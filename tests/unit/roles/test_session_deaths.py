@@ -42,8 +42,8 @@ def played(folder: Path, *, has_deaths: bool) -> tuple[dict[str, Trajectory], li
         session = client.start.session_id
         await client.say("1" + "0" * int(session[-1]))
         if has_deaths and dies(session):
-            keeper, key = client.keeper, client.start.key
-            await keeper.close(key, ENVIRONMENT_FAILED, "the sandbox died")
+            open_sessions, key = client.open_sessions, client.start.key
+            await open_sessions.close(key, ENVIRONMENT_FAILED, "the sandbox died")
             return None
         return Ending(report=Report(reward=reward_of(session)))
 
