@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.views.run import StepPoint
@@ -46,12 +47,11 @@ def pace(steps: Sequence[StepPoint]) -> Pace | None:
     """Return the means over the last `STEPS` steps; None before the first step."""
     if not steps:
         return None
-    # The first step waits for servers to start, so the means leave it out once there are more.
-    before, newest = (steps[0], steps[1:]) if len(steps) > 1 else (None, steps)
-    if len(newest) > STEPS:
-        before, newest = newest[-STEPS - 1], newest[-STEPS:]
-    starts = [before.finished_at_ms] if before else [newest[0].started_at_ms]
-    starts += [point.finished_at_ms for point in newest[:-1]]
+    # A trainer's first step waits for servers to start, or follows a pause of the run: the means
+    # leave it out, if there are others.
+    alike = [(a, b) for a, b in pairwise(steps[-STEPS - 1 :]) if a.epoch == b.epoch]
+    newest = [b for _, b in alike] or steps[-1:]
+    starts = [a.finished_at_ms for a, _ in alike] or [newest[0].started_at_ms]
     span_s = max(sum(map(_span_ms, starts, newest)), 1) / 1000
 
     def mean(name: str) -> float:

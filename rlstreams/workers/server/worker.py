@@ -329,5 +329,5 @@ class ServerWorker:
 
     def _ended(self, why: str) -> ServerEndedError:
         lines = [] if self._process.child is None else self._process.child.log_tail()
-        tail = "\n  ".join(["; the last lines of its log:", *lines]) if lines else ""
+        tail = "\n  ".join(["", "the last lines of its log:", *lines]) if lines else ""
         return ServerEndedError(f"server {self._url} {why} (log: {self._process.log}){tail}")

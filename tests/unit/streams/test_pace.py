@@ -49,6 +49,20 @@ def test_means_are_over_the_last_ten_steps() -> None:
     assert pace([]) is None
 
 
+def test_a_pause_between_two_trainers_is_nobodys_pace() -> None:
+    """A run that was resumed ten minutes later showed a sixth of its tokens a second."""
+    steps = [
+        replace(p, epoch=2, finished_at_ms=p.finished_at_ms + 600_000) if p.step > 8 else p
+        for p in made(12)
+    ]
+    found = pace(steps)
+    assert found is not None
+    assert (found.num_steps, found.step_s, found.trained_per_s) == (9, 2.0, 500.0)
+    only = pace([steps[0], replace(steps[1], epoch=2)])
+    assert only is not None
+    assert (only.num_steps, only.step_s) == (1, 1.5)
+
+
 def test_a_clock_that_was_set_back_makes_no_step_quick() -> None:
     """The span of ten steps was 1 ms, and the pace a million tokens a second."""
     steps = [
