@@ -197,7 +197,7 @@ def test_a_function_that_raises_is_the_agents_failure(tmp_path: Path) -> None:
     (ending,) = of_python(python(tmp_path, how="key"))
     assert ending.is_failed
     assert "*** at http://127.0.0.1:1/v1/" in ending.detail
-    assert "solver.py:8: " in ending.detail
+    assert "solver.py:9: " in ending.detail
     assert START.key not in ending.detail
 
 
