@@ -31,6 +31,10 @@ from rlstreams.streams.run.run_log import BusLog, RunLog
 SAY_EVERY_S = 0.5
 
 
+class NoRunError(ConfigError):
+    """The broker has no run of this name, or lacks its topic `steps`; one that begins makes it."""
+
+
 def open_run(
     name: str | Path | RunPlace,
     *,
@@ -75,8 +79,11 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
         except TopicMismatchError as err:
             from rlstreams.streams.kafka.admin import runs_of
 
-            there = ", ".join(runs_of(bootstrap, options)) or "none"
-            raise ConfigError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
+            runs = runs_of(bootstrap, options)
+            if place.run in runs:
+                raise NoRunError(f"run {place.run!r} begins, or lacks a topic: {err}") from err
+            there = ", ".join(runs) or "none"
+            raise NoRunError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
         return BusLog(bus, place.run, close=stack.pop_all().close)
     raise AssertionError
 

@@ -19,7 +19,9 @@ from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topics import POLICY_VERSIONS
-from rlstreams.streams.run.open_run import open_run
+from rlstreams.streams.run.open_run import NoRunError, open_run
+from rlstreams.streams.run.place import RunPlace
+from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.engine import VISIBLE, EngineSection
 from rlstreams.workers.config.hub import is_hub_name
@@ -32,6 +34,7 @@ from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.weights import file
 
 BUILTIN = "builtin"
+BEGIN_S = 20.0  # for a run that begins to make its topics; a wrong name is told after it
 CLAIM_S = 60.0  # for the trainer to claim a run that begins
 _LOOK_S = 0.5
 _TAIL = 8  # offsets of `policy-versions`: the last of them may be markers
@@ -57,6 +60,7 @@ def join(
     overrides: Sequence[str] = (),
     *,
     password_file: str = "",
+    begin_s: float = BEGIN_S,
     claim_s: float = CLAIM_S,
 ) -> Joined:
     """The configuration of a run, by its broker's address and its name.
@@ -64,6 +68,7 @@ def join(
     Args:
         overrides: values of this host, `broker.options` included.
         password_file: of an embedded broker, as it lies in its folder.
+        begin_s: how long topics that the run has not made yet are waited for.
         claim_s: how long a trainer that has not claimed the run yet is waited for.
 
     Raises:
@@ -74,7 +79,7 @@ def join(
     own = [*_reached(bootstrap, password_file), *overrides]
     place = place_of(over(RunConfig(), [f"run.id={run}", *own], "no configuration"))
     try:
-        log = open_run(place)
+        log = _opened(place, min(begin_s, claim_s))
     except BrokerError as err:
         if not any(name.startswith("sasl.") for name in place.options):
             raise BrokerError(f"{err}; {_LOGIN}") from err
@@ -85,6 +90,18 @@ def join(
         _refuse_weights_out_of_reach(config, claim, log.bus)
     refuse_missing(config, role, claim)
     return Joined(config=config, claim=claim)
+
+
+def _opened(place: RunPlace, limit_s: float) -> RunLog:
+    """The run's log, as soon as its topics are there; raises NoRunError after the limit."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return open_run(place)
+        except NoRunError:
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def configured(claim: TrainerStarted, own: Sequence[str]) -> RunConfig:

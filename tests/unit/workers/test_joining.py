@@ -7,6 +7,7 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
+from rlstreams.streams.run.open_run import NoRunError
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.workers import JOIN_S, SILENT_S, Workers
@@ -280,3 +282,22 @@ def test_no_two_that_are_there_have_one_number(fleet: Fleet, seed: int) -> None:
         there[f"i{n}"] = fleet.joins(f"i{n}")
         assert len(set(there.values())) == len(there)
         assert sorted(there.values())[0] >= FIRST
+
+
+def test_a_run_that_begins_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of Slurm starts its joiners beside `up`, which makes topics; a wrong name is told."""
+    place, opened = RunPlace(run="demo", bootstrap="b:1"), object()
+    answers: list[Any] = [NoRunError("topics are being made"), NoRunError("still"), opened]
+
+    def open_run(_: RunPlace) -> Any:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(joining, "open_run", open_run)
+    monkeypatch.setattr(joining, "_LOOK_S", 0.001)
+    assert joining._opened(place, 5.0) is opened
+    answers[:] = [NoRunError("there is no run 'demo'; runs there: demo-2")]
+    with pytest.raises(ConfigError, match="runs there: demo-2"):
+        joining._opened(place, 0.01)
