@@ -60,16 +60,12 @@ def join(
     overrides: Sequence[str] = (),
     *,
     password_file: str = "",
-    begin_s: float = BEGIN_S,
-    claim_s: float = CLAIM_S,
 ) -> Joined:
     """The configuration of a run, by its broker's address and its name.
 
     Args:
         overrides: values of this host, `broker.options` included.
         password_file: of an embedded broker, as it lies in its folder.
-        begin_s: how long topics that the run has not made yet are waited for.
-        claim_s: how long a trainer that has not claimed the run yet is waited for.
 
     Raises:
         ConfigError: no such run, or what this role needs is not on this host; names it.
@@ -79,13 +75,13 @@ def join(
     own = [*_reached(bootstrap, password_file), *overrides]
     place = place_of(over(RunConfig(), [f"run.id={run}", *own], "no configuration"))
     try:
-        log = _opened(place, min(begin_s, claim_s))
+        log = _opened(place, BEGIN_S)
     except BrokerError as err:
         if not any(name.startswith("sasl.") for name in place.options):
             raise BrokerError(f"{err}; {_LOGIN}") from err
         raise
     with log:
-        claim = _claim(log.bus, run, bootstrap, claim_s)
+        claim = _claim(log.bus, run, bootstrap, CLAIM_S)
         config = configured(claim, own)
         _refuse_weights_out_of_reach(config, claim, log.bus)
     refuse_missing(config, role, claim)

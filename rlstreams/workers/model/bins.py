@@ -293,10 +293,10 @@ def _difference(score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None
 def _difference_of_reach(
     score: Score, scorer: TokenScorer, taken: Sequence[Taken] | None = None
 ) -> str:
-    """Layer with another window in documents than in padded rows; "": none, or no window.
+    """A layer with another window in documents than in padded rows; "": none, or no window.
 
     Args:
-        taken: tokens that a sequence before the asked one, and that one, take over.
+        taken: tokens that the document before, and the one whose window is tried, take over.
     """
     windows = [w for w in attention_of(scorer.model).windows.values() if w is not None]
     if not windows or min(windows) > _WIDEST:

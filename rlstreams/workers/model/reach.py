@@ -1,7 +1,7 @@
 """Whether attention of documents reaches as far back as that of padded rows, in each layer.
 
-Log-probs cannot say so: a window that is not kept changes those of made-up tokens by no more than
-16 bits round them. So attention is asked alone. Where queries and keys are 0, a token takes the
+Log-probs cannot say so: in 16 bits rounding changes those of made-up tokens by as much as a window
+that is not kept does. So attention is asked alone. Where queries and keys are 0, a token takes the
 mean of the values that it sees; where in addition all values but one token's are 0, its output is
 above 0 if and only if it sees that token: no rounding is involved.
 """
@@ -21,7 +21,8 @@ from rlstreams.workers.model.documents import ATTENTION, attend
 def difference_of_reach(
     padded: Callable[[], object], packed: Callable[[], object], places_N: Tensor
 ) -> str:
-    """Layers in which other tokens see a sequence's first one; "": none.
+    """The first layer in which other tokens of a document see its first one than in a padded row;
+    "": none.
 
     Args:
         padded: computes the sequence alone, in a row of its own.
