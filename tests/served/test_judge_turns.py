@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -9,7 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.leases import GRANTED, HELD, RECALLED, Lease
@@ -141,6 +144,40 @@ def test_what_it_works_on_when_its_turn_ends_is_cut_and_asked_again(
         shared.gives_up()
         with pytest.raises(RewardError, match="waits for its turn on device 'card'"):
             shared.turns(asked)
+
+
+def test_a_client_that_hangs_up_leaves_no_request_behind() -> None:
+    """The server would go on writing an answer that nobody reads, and `shut` would wait for it."""
+
+    async def left_open() -> int:
+        ended = asyncio.Event()
+
+        async def never(_: web.Request) -> web.Response:
+            try:
+                await asyncio.sleep(LIMIT_S)
+            finally:
+                ended.set()
+            return web.Response()
+
+        app = web.Application()
+        app.router.add_post("/ask", never)
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        server, port = free_ports("127.0.0.1", 2)
+        await web.TCPSite(runner, "127.0.0.1", server).start()
+        door = gate.Gate(f"http://127.0.0.1:{server}", LIMIT_S)
+        await door.start("127.0.0.1", port)
+        await door.open()
+        limit = aiohttp.ClientTimeout(total=0.3)
+        async with aiohttp.ClientSession(timeout=limit) as client:
+            with pytest.raises(TimeoutError):
+                await client.post(f"http://127.0.0.1:{port}/ask")
+        await asyncio.wait_for(ended.wait(), LIMIT_S / 2)
+        await door.close()
+        await runner.cleanup()
+        return door.num_asked - door.num_answered
+
+    assert asyncio.run(left_open()) == 0
 
 
 def test_a_server_that_dies_in_its_sleep_ends_its_role(shared: Shared) -> None:

@@ -104,7 +104,11 @@ class Gate:
             task = asyncio.create_task(self._passed_on(request, body))
             self._inside.add(task)
             task.add_done_callback(self._inside.discard)
-            await asyncio.wait({task})
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:  # the client hung up
+                task.cancel()
+                raise
             if task.cancelled():
                 why = f"was cut as its turn ended: {self.shut_because}"
                 return web.Response(status=503, text=why, headers=_AGAIN)
