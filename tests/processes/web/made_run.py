@@ -80,7 +80,9 @@ class MadeRun:
             number, samples=tuple(refs), masked=(), metrics=values, loss=-1 / number,
             started_at_ms=at_ms, finished_at_ms=at_ms + 500,
         )  # fmt: skip
-        self.write([*sampled, *(factories.scored(one) for one in sampled), step])
+        scores = (factories.score(self._answer_tokens),)
+        scored = [factories.scored(one, scores=scores) for one in sampled]
+        self.write([*sampled, *scored, step])
 
 
 def segments(version: int, number: int, num_tokens: int = 3) -> tuple[Segment, ...]:
