@@ -156,6 +156,17 @@ class MemoryGroupConsumer(Closing):
         """See `GroupConsumer`."""
         return self._feed.positions()
 
+    def leave(self) -> Set[Partition]:
+        """See `GroupConsumer`."""
+        gone = frozenset(self._feed.next)
+        if gone and self._before_revoked is not None:
+            self._before_revoked(gone)
+        self.expel()
+        for partition in gone:
+            self._feed.stop(partition)
+        self._member_id = 0
+        return gone
+
     def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
         """See `GroupConsumer`."""
         self._when_beyond = call

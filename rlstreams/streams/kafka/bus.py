@@ -186,7 +186,7 @@ class KafkaBus(Closing):
         settings = {"group.id": self._name(group), "group.protocol": "consumer"}
         names = [self._name(topic) for topic in topics]
         return KafkaGroupConsumer(
-            self._feed(settings),
+            lambda: self._feed(settings),
             names,
             stable_s=self._transaction_timeout_s + _SETTLE_S,
             max_poll_s=float(self._options.get(_MAX_POLL, _CONSUMER[_MAX_POLL])) / 1000,

@@ -30,17 +30,23 @@ class KafkaGroupConsumer(Closing):
     """The port `GroupConsumer` on Kafka.
 
     Args:
-        feed: messages of a consumer that is not subscribed yet.
+        make_feed: messages of a new consumer that is not subscribed yet.
         topics: as the client names them.
         stable_s: longest time for which a predecessor's transaction may hold up committed offsets.
         max_poll_s: time without a poll after which the client leaves the group.
     """
 
     def __init__(
-        self, feed: KafkaFeed, topics: Sequence[str], *, stable_s: float, max_poll_s: float
+        self,
+        make_feed: Callable[[], KafkaFeed],
+        topics: Sequence[str],
+        *,
+        stable_s: float,
+        max_poll_s: float,
     ) -> None:
-        self._feed = feed
-        self._client = feed.consumer
+        self._make_feed = make_feed
+        self._feed = make_feed()
+        self._topics = list(topics)
         self._stable_s = stable_s
         self._max_poll_s = max_poll_s
         self._polled_at_s = time.monotonic()
@@ -54,17 +60,21 @@ class KafkaGroupConsumer(Closing):
         self._before_revoked: Callable[[Set[Partition]], None] | None = None
         self._when_beyond: Callable[[Partition, int], Committed] | None = None
         self._closed = False
-        self._to_join = list(topics)  # until the first poll
+        self._has_joined = False  # the first poll joins
         self._begin_poll()
 
     def _join(self) -> None:
         self._client.subscribe(
-            self._to_join,
+            self._topics,
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
-        self._to_join = []
+        self._has_joined = True
+
+    @property
+    def _client(self) -> Any:  # noqa: ANN401
+        return self._feed.consumer
 
     def _begin_poll(self) -> None:
         self._records: list[RawRecord] = []
@@ -83,7 +93,7 @@ class KafkaGroupConsumer(Closing):
         self._polled_at_s = time.monotonic()
         deadline = self._polled_at_s + timeout_s
         self._begin_poll()
-        if self._to_join:
+        if not self._has_joined:
             self._join()
         if max_records > 0:
             self._take(max_records, deadline, max_bytes or sys.maxsize)
@@ -178,6 +188,17 @@ class KafkaGroupConsumer(Closing):
         if partitions:
             self._client.resume([self._feed.theirs(partition) for partition in partitions])
             self._stopped -= partitions
+
+    def leave(self) -> Set[Partition]:
+        """See `GroupConsumer`. A new client joins: one that unsubscribed may still be leaving."""
+        gone = frozenset(self._starts)
+        self._begin_poll()
+        self._announce(gone)
+        self._forget(gone)
+        self._client.close()
+        self._hushed, self._has_joined = False, False
+        self._feed = self._make_feed()
+        return gone
 
     def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
         """See `GroupConsumer`."""
@@ -289,6 +310,10 @@ class KafkaGroupConsumer(Closing):
     def _on_lost(self, _client: object, tps: list[Any]) -> None:
         gone = {self._feed.ours(tp) for tp in tps}
         self._resume(self._stopped & gone)  # the client would keep them paused if they come back
+        self._forget(gone)
+
+    def _forget(self, gone: Set[Partition]) -> None:
+        self._stopped -= gone
         for partition in gone:
             self._starts.pop(partition, None)
             self._unserved.pop(partition, None)

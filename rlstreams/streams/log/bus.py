@@ -77,6 +77,13 @@ class GroupConsumer(Closing, Protocol):
     def pause(self, partitions: frozenset[Partition]) -> None:
         """Deliver nothing from exactly these until called again; keeps the membership."""
 
+    def leave(self) -> Set[Partition]:
+        """Leave the group: its other members get our partitions at once. The next poll joins anew.
+
+        Returns:
+            What was ours; `before_revoked` is called with it first.
+        """
+
     def when_beyond(self, call: Callable[[Partition, int], Committed]) -> None:
         """Register `call`, which returns the start of a partition whose committed position, its
         argument, lies behind the log's end. Without it such a position is an error of a poll."""

@@ -125,6 +125,10 @@ class Tracker:
         """Return the tracker of an assigned partition."""
         return self._partitions[partition]
 
+    def __len__(self) -> int:
+        """Number of assigned partitions."""
+        return len(self._partitions)
+
     def take(self, polled: Polled, positions: Mapping[Partition, int]) -> list[RawRecord]:
         """Apply one poll in order; return the records that are new work.
 

@@ -204,6 +204,11 @@ class LogprobStage:
         return True
 
     @property
+    def is_out(self) -> bool:
+        """Never: it has its own model."""
+        return False
+
+    @property
     def num_open(self) -> int:
         """Trajectories that wait or are being scored."""
         return len(self._backlog) + sum(len(window.records) for window in self._windows)

@@ -89,6 +89,10 @@ class Stage(Protocol):
         """Whether it can work on records; if it joined before, others would wait for its
         partitions."""
 
+    @property
+    def is_out(self) -> bool:
+        """Whether it cannot work on the records that it has until others mend that, as a server."""
+
     def give_up_device(self) -> bool:
         """See `Sharing`."""
 
@@ -132,6 +136,7 @@ class StageLoop:
         self._consumer.before_revoked(self._take_tries_back)
         self._consumer.when_beyond(self._found_beyond)
         self._bus = bus
+        self._num_partitions = bus.partitions(topic)
         self._tracker = Tracker()
         self._pending = PendingCommits(
             self._producer, self._consumer, self._tracker, self._unwritable
@@ -140,7 +145,7 @@ class StageLoop:
         self._window = min(stage.most, MAX_POLL)  # records that a worker holds at once
         self._num_isolated = 0  # records that are still to be begun alone
         self._begun_s = 0.0  # time at which the last record was begun
-        self._has_joined = False  # whether it is in its group: the first poll joins
+        self._has_joined = False  # whether it is in its group: a poll joins
         self._next_commit = 0.0
         self._drain_until: float | None = None
 
@@ -224,6 +229,8 @@ class StageLoop:
             self._asked.wait(timeout_s)
             timeout_s = 0.0
         self._has_joined = self._has_joined or self._stage.may_join
+        if self._is_in_the_way:
+            self._leave()
         if not self._has_joined:
             time.sleep(timeout_s)
             return
@@ -232,12 +239,29 @@ class StageLoop:
         reach(CrashPoint.POLL_AFTER)
         new = self._tracker.take(polled, self._consumer.positions())
         if polled.revoked:
-            self._waiting = [raw for raw in self._waiting if self._tracker.holds(raw)]
-            self._stage.give_up(polled.revoked)
+            self._give_up(polled.revoked)
         self._look_at(polled)
         if self._drain_until is None:
             self._waiting += new
         self._consumer.pause(self._tracker.too_wide())
+
+    @property
+    def _is_in_the_way(self) -> bool:
+        """Whether its records wait for what it lacks, while another member could work on them."""
+        has_peers = 0 < len(self._tracker) < self._num_partitions
+        return self._has_joined and has_peers and self._drain_until is None and self._stage.is_out
+
+    def _leave(self) -> None:
+        gone = self._consumer.leave()
+        self._tracker.take(Polled(revoked=frozenset(gone)), {})
+        self._give_up(gone)
+        self._has_joined = False
+        why = "it cannot work on its records; the group's other members do, until it can"
+        self._context.log.warning("left_group", group=self._context.role, why=why)
+
+    def _give_up(self, gone: Set[Partition]) -> None:
+        self._waiting = [raw for raw in self._waiting if self._tracker.holds(raw)]
+        self._stage.give_up(gone)
 
     def _found_beyond(self, partition: Partition, position: int) -> Committed:
         """Handle a position that cannot be ours: the log itself shows the records that are done."""

@@ -48,8 +48,8 @@ class RolloutStage:
     consumes:     prompts (Prompt, one sample each); policy-versions (PolicyPublished)
     produces:     trajectories (Trajectory), dead-letters; policy-pulls (PullRequested,
                   PolicyLoaded); worker-events
-    waits for:    first weights, before it joins its group; a prompt; a version at or above the
-                  prompt's `min_policy_version`
+    waits for:    first weights, before it joins its group, which it leaves while no server is up;
+                  a prompt; a version at or above the prompt's `min_policy_version`
     unblocked by: prompts issuing; trainer publishing
     """
 
@@ -221,6 +221,8 @@ class RolloutStage:
         elif self._waiting and not self._running:
             wanted = min(record.event.min_policy_version for record in self._waiting)
             detail = f"for policy version {wanted}, holds {held}"
+        elif self.is_out and self._puller.loads:
+            detail = "for a server"
         elif not self.may_join:
             detail = "for its first weights"
         elif not detail:
@@ -241,6 +243,11 @@ class RolloutStage:
         """Whether it holds weights, for which a server may have to start; or has had to wait for
         its turn on a device, which only work in its partitions brings."""
         return self._offloading.was_used or self._engine.policy_version in self._puller.loads
+
+    @property
+    def is_out(self) -> bool:
+        """Whether none of its servers is up, and none sleeps for another role's turn."""
+        return not (self._offloading.was_used or self._engine.is_up)
 
     def close(self) -> None:
         """Give up open samples; they stay in flight."""

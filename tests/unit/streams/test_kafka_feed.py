@@ -178,7 +178,9 @@ def test_parts_and_whole_records_mix(limit: int) -> None:
 
 def member(client: Queue, *partitions: Partition) -> KafkaGroupConsumer:
     """One that has these partitions, from 0 on."""
-    consumer = KafkaGroupConsumer(feed_of(client), ["run.t"], stable_s=1.0, max_poll_s=300.0)
+    consumer = KafkaGroupConsumer(
+        lambda: feed_of(client), ["run.t"], stable_s=1.0, max_poll_s=300.0
+    )
     consumer._join()
     client.given(client, [TopicPartition(f"run.{p.topic}", p.number) for p in partitions])
     return consumer

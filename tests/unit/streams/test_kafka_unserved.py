@@ -47,7 +47,9 @@ class ForgetfulGroup:
 def member() -> tuple[ForgetfulGroup, KafkaGroupConsumer]:
     client = ForgetfulGroup()
     feed = KafkaFeed(client, "run", "here:9092", Outage("here:9092", 60.0))
-    return client, KafkaGroupConsumer(feed, ["run.prompts"], stable_s=60.0, max_poll_s=300.0)
+    return client, KafkaGroupConsumer(
+        lambda: feed, ["run.prompts"], stable_s=60.0, max_poll_s=300.0
+    )
 
 
 def test_a_loss_that_follows_is_all_there_is_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ class HeldStage:
         self.begun: dict[str, Record[Event]] = {}
         self.released: list[str] = []
         self.may_join = True
+        self.is_out = False
 
     def room(self) -> int:
         return self.most
@@ -154,6 +155,49 @@ def test_a_member_that_cannot_work_yet_is_given_nothing() -> None:
     assert {"2/0", "3/0"} == other.begun.keys() | stage.begun.keys()
     assert other.begun
     assert stage.begun
+
+
+def test_a_member_that_can_no_longer_work_hands_its_records_over_and_comes_back() -> None:
+    """Its server died and starts for a minute; the trainer waits for no group of its partitions."""
+    log, stage, other = make_log(), HeldStage(), HeldStage()
+    loop, others = make_loop(log, stage), make_loop(log, other, ordinal=1)
+
+    def both() -> None:
+        for _ in range(3):
+            turns(loop, 1)
+            turns(others, 1)
+
+    both()
+    issue(log, "0/0", partition=0)
+    issue(log, "1/0", partition=1)
+    both()
+    (mine,) = stage.begun
+    stage.may_join, stage.is_out = False, True
+    both()
+    assert {"0/0", "1/0"} == other.begun.keys()
+    stage.released, other.released = [mine], ["0/0", "1/0"]  # what it finds after all is dropped
+    both()
+    assert ["0/0", "1/0"] == outputs(log)
+    stage.may_join, stage.is_out = True, False
+    both()
+    issue(log, "2/0", partition=0)
+    issue(log, "3/0", partition=1)
+    both()
+    assert (1, 1) == (len(stage.begun), len(other.begun))
+
+
+def test_a_member_without_peers_keeps_its_records() -> None:
+    """Nobody could do them meanwhile, and an agent under way need not begin again."""
+    log, stage = make_log(), HeldStage()
+    loop = make_loop(log, stage)
+    turns(loop)
+    issue(log, "0/0", "0/1")
+    turns(loop)
+    stage.is_out = True
+    turns(loop)
+    stage.released = ["0/0", "0/1"]
+    turns(loop)
+    assert ["0/0", "0/1"] == outputs(log)
 
 
 def _bytes_of(record: Outgoing) -> bytes:
