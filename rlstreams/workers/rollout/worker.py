@@ -145,14 +145,22 @@ class RolloutStage:
             if (error := task.exception()) is not None:
                 return self._fail(key, error)
             rolled, loads = task.result(), self._puller.loads
-            if any(version not in loads for version in rolled.versions):
+            unknown = [version for version in rolled.versions if version not in loads]
+            if unknown and (self._puller.pulling is not None or min(unknown) > max(loads)):
                 return None  # a trajectory names only loads whose records are written
+            if unknown:  # a pull failed behind its load, and will not be tried again
+                return self._roll_out_again(key)
         del self._running[key], self._ended[key]
         if task.cancelled():
             return None
         return self._finished(
             self._player.concluded(record, rolled, loads, self._context, self._judge)
         )
+
+    def _roll_out_again(self, key: Hashable) -> None:
+        self._waiting.append(self._running.pop(key))
+        del self._ended[key]
+        self.reporter.count(given_up=1)
 
     def _fail(self, key: Hashable, error: BaseException) -> Finished:
         reason = next((name for kind, name in REASONS.items() if isinstance(error, kind)), None)

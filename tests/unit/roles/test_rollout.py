@@ -11,6 +11,7 @@ import pytest
 from rlstreams.schemas.events import (
     DeadLetter,
     PolicyLoaded,
+    PolicyPublished,
     PullRequested,
     Trajectory,
     WorkerReport,
@@ -20,6 +21,7 @@ from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.policy import puller
 from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeEngine
 from tests.unit.roles.stand import Stand, make_sampler, turn_until
@@ -110,6 +112,37 @@ def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
     experts = trajectory.routed_experts.numpy()
     assert (experts[:, 0, 0] == ids[:-1] % 4).all()
     assert trajectory.routed_experts_mask is None
+
+
+class LoadsAndFails(StandsAfterOne):
+    """A pull of version 1 that fails when the weights are there already."""
+
+    async def pull(self, published: PolicyPublished, channel: WeightChannel) -> Pulled:
+        pulled = await super().pull(published, channel)
+        if published.policy_version == 1:
+            raise WeightError("no answer behind the load")
+        return pulled
+
+
+def test_tokens_of_a_load_that_is_not_on_record_are_sampled_again(tmp_path: Path) -> None:
+    """Nobody pulls that version any more: their sample would wait for its record for ever."""
+    stand = Stand(tmp_path)
+    stand.publish(0)
+    engine = LoadsAndFails()
+    rollout = make_rollout(stand, engine, max_new_tokens=60)
+    stand.issue("0", 1)
+    turn_until(rollout, lambda: engine.num_sampled == 1)
+    stand.publish(1)
+    turn_until(rollout, lambda: engine.policy_version == 1)
+    engine._post(engine._scheduler.resume)
+    turn_until(rollout, lambda: engine.num_sampled == 60)
+    assert trajectories(stand) == []
+    stand.publish(2)
+    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    rollout.close()
+    (trajectory,) = trajectories(stand)
+    _, segment = trajectory.segments
+    assert (segment.policy_version, len(segment.token_ids)) == (2, 60)
 
 
 def test_what_cannot_be_rolled_out_is_dead_lettered_with_its_reason(tmp_path: Path) -> None:
