@@ -56,7 +56,7 @@ class EngineSection(Section, section="engine"):
     """Maximum concurrent requests per server."""
     adapt: bool = False
     """Whether fewer are sent while its cache is full or requests wait in it, and few to one that
-    has just started; false: always `max_running`. Not yet measured on a GPU."""
+    has just started; false: always `max_running`."""
     on_pull: Literal["keep", "abort", "wait"] = "keep"
     """Requests in flight while weights change: continue, are cut and resumed, or finish first."""
     cache_on_pull: Literal["keep", "recompute"] = "keep"

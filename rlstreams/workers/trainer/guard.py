@@ -41,7 +41,18 @@ ONE_SAMPLE = 10.0  # times `limit`: no sound engine is so far off by chance, eve
 FEWEST = 256  # tokens of a source: with fewer, a few of them decide its mean
 SURE = 3.0  # standard errors: in 16 bits a few tokens, far apart, make most of a mean
 FEWEST_OF_SAMPLE = 16
+COARSE = ("kv-cache-dtype", "quantization")  # arguments of servers that coarsen by design
+EXACT = ("", "auto", "float16", "bfloat16", "float32")
 SHOWN = 4  # tokens of the worst sample in the alarm
+
+
+def coarsened(args: Mapping[str, object]) -> str:
+    """A sentence on the servers' arguments that may be all there is to an alarm; '' without any."""
+    found = [f"engine.args.{name} = {args[name]}" for name in COARSE if name in args]
+    found = [said for said in found if not said.endswith(tuple(f" = {one}" for one in EXACT))]
+    if not found:
+        return ""
+    return f"{' and '.join(found)}: such servers differ from the scorer by design. "
 
 
 class SegmentSource(NamedTuple):

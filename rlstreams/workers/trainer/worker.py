@@ -18,7 +18,7 @@ from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.trainer.claim import Intruders, claim
 from rlstreams.workers.trainer.expired import drop_expired
 from rlstreams.workers.trainer.facts import make_claim, versions
-from rlstreams.workers.trainer.guard import ALARM, Guard
+from rlstreams.workers.trainer.guard import ALARM, Guard, coarsened
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.publisher import Publisher
@@ -174,7 +174,7 @@ class TrainerWorker:
         if not self._guard.pauses:
             self._log.warning("guard", what=problem)
             return True
-        self._writer.pause(f"{problem}. {GO_ON}")
+        self._writer.pause(f"{problem}. {coarsened(self._context.config.engine.args)}{GO_ON}")
         until_s = time.monotonic() + PAUSE_S
         while not self.is_paused and time.monotonic() < until_s and not self._drain_until:
             yield None

@@ -25,6 +25,7 @@ from rlstreams.workers.trainer.guard import (
     SegmentSource,
     alarm,
     band,
+    coarsened,
     compared,
 )
 from tests import factories
@@ -311,3 +312,10 @@ def test_what_the_limits_are() -> None:
         Guard(BY).look_behind({"mismatch_mean": 0.2}, 7).startswith("what sampled under version 7")
     )
     assert Guard(BY).look_behind({"mismatch_mean": 0.02}, 7) == Guard(BY).look_behind({}, 7) == ""
+
+
+def test_what_was_asked_to_be_coarse_is_named_with_an_alarm() -> None:
+    args = {"kv-cache-dtype": "fp8", "max-model-len": 64, "quantization": "fp8"}
+    told = coarsened(args)
+    assert "engine.args.kv-cache-dtype = fp8 and engine.args.quantization = fp8" in told
+    assert coarsened({"kv-cache-dtype": "auto", "max-model-len": 64}) == ""
