@@ -26,8 +26,9 @@ _EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _OUTPUT = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 # Modules that a server's loader does not keep as the folder has them, though shapes are equal:
-# heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2).
-_ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc"})
+# heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2), or copied once more into what
+# attention computes with (latent attention, DeepSeek: SGLang's `w_kc` and `w_vc`).
+_ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc", "kv_b_proj"})
 # Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention): a rank has its share of
 # each part, not a run of rows.
 _FUSED_THERE = frozenset({*_FUSED, "Wqkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz"})
