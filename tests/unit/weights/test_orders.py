@@ -213,6 +213,32 @@ def test_packed_weights_are_not_overwritten_by_a_loader_that_cannot_pack(file: P
     assert obey(serving(model, packs_again=True), order(file, mode="checkpoint"))["ok"]
 
 
+class Naming(Model):
+    """Its loader tells what it filled, as vLLM's does; `extra` has no tensor of the trainer's."""
+
+    def __init__(self, *, has_extra: bool) -> None:
+        super().__init__()
+        self.names_nothing = False
+        if has_extra:
+            self.extra = torch.nn.Parameter(torch.zeros(2))
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Any:
+        given = list(tensors)
+        super().load_weights(iter(given))
+        return None if self.names_nothing else {name for name, _ in given}
+
+
+def test_a_parameter_that_the_loader_passes_over_is_named(file: Path) -> None:
+    """Else it would keep the weights of the server's start, and the pull would seem whole."""
+    model = Naming(has_extra=True)
+    report = obey(serving(model), order(file, mode="checkpoint"))
+    assert (False, "layout", True) == (report["ok"], report["kind"], report["touched"])
+    assert "filled all but extra:" in report["error"]
+    assert obey(serving(Naming(has_extra=False)), order(file, mode="checkpoint"))["ok"]
+    model.names_nothing = True  # SGLang's loader: it cannot be known
+    assert obey(serving(model), order(file, mode="checkpoint"))["ok"]
+
+
 def test_a_loader_that_knows_experts_one_by_one_is_given_them_so(tmp_path: Path) -> None:
     """SGLang's passes stacked ones over without a word, and the old experts would stay."""
     stacked = {

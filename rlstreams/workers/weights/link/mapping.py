@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _OUTPUT = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 # Modules that a server's loader does not keep as the folder has them, though shapes are equal:
@@ -55,7 +55,7 @@ def make_plan(
             "layout", f"rank {rank} of {ranks}: stages of a pipeline cannot be distinguished"
         )
     if odd := [f"{name} {dtype}" for name, dtype, _ in sources if dtype not in SIZES]:
-        raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
+        raise PullError("layout", f"tensors of a type that is not sent: {few(odd)}")
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
         return [_loaded(name, held, targets) for name in held]
@@ -141,9 +141,9 @@ def source_names(name: str, held: Mapping[str, object]) -> tuple[str, ...]:
     if _may_be_tied(name):
         return tuple(other for other in held if _may_be_tied(other))[:1]
     head, _, last = name.rpartition(".")
-    if last in _EXPERTS:
+    if last in EXPERTS:
         experts = head.removesuffix(".routed_experts")
-        return _present((f"{experts}.{_EXPERTS[last]}",), held)
+        return _present((f"{experts}.{EXPERTS[last]}",), held)
     head, _, module = head.rpartition(".")
     return _present(tuple(f"{head}.{part}.{last}" for part in _FUSED.get(module, ())), held)
 
@@ -160,12 +160,13 @@ def _difference(unmapped: Sequence[Row], left: Sequence[str], held: Held) -> str
     theirs = [f"{name} {dtype} {list(shape)}" for name, dtype, shape in unmapped]
     ours = [f"{name} {held[name][0]} {list(held[name][1])}" for name in left]
     return (
-        f"the server's parameters without a source: {_few(theirs)}; "
-        f"the trainer's tensors without a place: {_few(ours)}"
+        f"the server's parameters without a source: {few(theirs)}; "
+        f"the trainer's tensors without a place: {few(ours)}"
     )
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first of these names, and the number of the others."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (", ".join(names[:_SHOWN]) or "none") + more
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .errors import PullError
-from .mapping import each_expert
+from .mapping import EXPERTS, each_expert, few
 from .pieces import Piece
 from .target import Target, dtype_name
 
@@ -51,6 +51,7 @@ class ModelTarget(Target):
         self._loading = loading
         self._is_loading = False
         self._names: frozenset[str] = frozenset()  # of what the loader gets in this try
+        self._unfilled: set[str] = set()  # own parameters that the loader has not filled in it
 
     def expect(self, pieces: Sequence[Piece]) -> None:
         """Prepare the loader, if it gets anything; anew for each try, because it counts its
@@ -73,6 +74,24 @@ class ModelTarget(Target):
             )
         self._is_loading = True
         self._loading.before()
+        placed = {piece.name for piece in pieces if piece.place == "parameter"}
+        # Packed ones have scales that no loader names; stacked experts have names of their own.
+        now = [] if packed else [name for name, _ in self._model.named_parameters()]
+        known = {name for name in now if name.rpartition(".")[2] not in EXPERTS}
+        self._unfilled = (known & self.tensors.keys()) - placed
+
+    def check_filled(self) -> None:
+        """Check that the loader has filled all parameters that no bytes were received into.
+
+        Raises:
+            PullError: `layout`: it has passed over some, which would keep older weights.
+        """
+        if self._is_loading and self._unfilled:
+            raise PullError(
+                "layout",
+                f"the server's loader filled all but {few(sorted(self._unfilled))}: they have no "
+                "tensor of the trainer's, and would keep the weights that the server began with",
+            )
 
     def settle(self) -> None:
         """Let the loader end its work; idempotent. If it fails, the weights are damaged."""
@@ -108,9 +127,11 @@ class ModelTarget(Target):
             else each_expert(tensors, self._names)
         )
         try:
-            self._model.load_weights(given)
+            filled = self._model.load_weights(given)
         except Exception as err:
             raise PullError("server", f"load_weights: {type(err).__name__}: {err}") from err
+        # vLLM's returns names, as its own start checks them; SGLang's returns nothing.
+        self._unfilled = set() if filled is None else self._unfilled - set(filled)
         self.synchronize()  # the buffers are freed now
 
     def synchronize(self) -> None:
