@@ -62,7 +62,7 @@ async def test_a_pull_that_no_server_can_take_is_no_load(world: World) -> None:
         published = world.publish(1)
         assert engine.wants(published)
         await engine.sleep()
-        with pytest.raises(WeightError, match="version 1: no server can take it now: .* asleep"):
+        with pytest.raises(WeightError, match=r"version 1: no server can take it now: .* asleep"):
             await engine.pull(published, world.channel)
 
 
