@@ -168,7 +168,15 @@ def places(plan: Plan) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["self_attn.qkv_proj", "mlp.gate_up_proj", "attn.Wqkv", "linear_attn.conv1d"]
+    "module",
+    [
+        "self_attn.qkv_proj",
+        "mlp.gate_up_proj",
+        "attn.Wqkv",
+        "linear_attn.conv1d",
+        "shared_mlp.input_linear",
+        "attn.qkv",
+    ],
 )
 def test_what_the_folder_has_fused_is_not_cut_straight_through(module: str) -> None:
     """A rank holds its share of q, of k and of v, which no shape tells apart."""

@@ -29,9 +29,11 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "e
 # heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2), or copied once more into what
 # attention computes with (latent attention, DeepSeek: SGLang's `w_kc` and `w_vc`).
 _ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc", "kv_b_proj"})
-# Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention): a rank has its share of
-# each part, not a run of rows.
-_FUSED_THERE = frozenset({*_FUSED, "Wqkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz"})
+# Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention, Granite's shared expert,
+# towers for images): a rank has its share of each part, not a run of rows.
+_FUSED_THERE = frozenset(
+    {*_FUSED, "Wqkv", "qkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz", "input_linear"}
+)
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 # Pieces in sending order, each with the sender's part that fills it.
 Plan: TypeAlias = list[tuple[Piece, Part]]
