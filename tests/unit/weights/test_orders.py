@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from safetensors.torch import save_file
 
 from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.link import PROTOCOL
+from rlstreams.workers.weights.link.mapping import make_plan
 from rlstreams.workers.weights.link.model_target import Loading, ModelTarget
 from rlstreams.workers.weights.link.orders import ServerRank
 from rlstreams.workers.weights.link.pieces import Piece
+from rlstreams.workers.weights.link.target import Row, rows_of
 from rlstreams.workers.weights.report_listener import ReportListener
 
 SENT = {"bias": torch.ones(2), "weight": torch.arange(6, dtype=torch.float32).view(2, 3)}
@@ -211,6 +214,33 @@ def test_packed_weights_are_not_overwritten_by_a_loader_that_cannot_pack(file: P
     assert (False, "layout", False) == (report["ok"], report["kind"], report["touched"])
     assert "packed is float8_e4m3fn" in report["error"]
     assert obey(serving(model, packs_again=True), order(file, mode="checkpoint"))["ok"]
+
+
+@pytest.mark.parametrize(
+    ("method", "is_turned"),
+    [
+        ({"unquantized_backend": SimpleNamespace(name="FLASHINFER_CUTLASS")}, True),  # vLLM
+        ({"unquantized_backend": SimpleNamespace(name="TRITON")}, False),
+        ({"load_up_proj_weight_first": True}, True),  # SGLang
+        ({"load_up_proj_weight_first": False}, False),
+    ],
+)
+def test_experts_of_a_kernel_that_turns_them_go_through_the_loader(
+    method: dict[str, object], is_turned: bool
+) -> None:
+    """Shapes are equal: in place, each token's gate would be multiplied as its up matrix."""
+    model = torch.nn.Module()
+    model.experts = torch.nn.Module()
+    model.experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 6, 4))
+    model.experts.w2_weight = torch.nn.Parameter(torch.zeros(2, 4, 3))
+    model.experts.quant_method = SimpleNamespace(**method)
+    target = ModelTarget(model, torch.device("cpu"), Loading())
+    source: list[Row] = [
+        ("experts.down_proj", "float32", (2, 4, 3)),
+        ("experts.gate_up_proj", "float32", (2, 6, 4)),
+    ]
+    plan = make_plan(source, rows_of(target.tensors), mode="auto")
+    assert {"load" if is_turned else "parameter"} == {piece.place for piece, _ in plan}
 
 
 class Naming(Model):

@@ -30,6 +30,23 @@ class Loading:
     takes_fused_experts: bool = True  # else it skips them silently
 
 
+def turned_experts(model: Any) -> frozenset[str]:  # noqa: ANN401
+    """Names of the experts' parameters that this model's kernels have in another order than a
+    folder, in equal shapes: the up matrix before the gate. Only the loader knows that order.
+
+    vLLM names the kernel (`oracle/unquantized.py`), SGLang the order (`fused_moe_triton/layer.py`).
+    """
+    found = set()
+    for path, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        kernel = getattr(getattr(method, "unquantized_backend", None), "name", "")
+        has_up_first = getattr(method, "load_up_proj_weight_first", False) is True
+        if has_up_first or str(kernel).startswith(("FLASHINFER", "AITER")):
+            names = (name for name, _ in module.named_parameters())
+            found |= {f"{path}.{name}" if path else name for name in names}
+    return frozenset(found)
+
+
 class ModelTarget(Target):
     """One rank of a served model.
 
@@ -45,7 +62,9 @@ class ModelTarget(Target):
         loading: Loading,
     ) -> None:
         # The parameters that the model computes with: a loader may replace them meanwhile.
-        super().__init__(dict(model.named_parameters()))
+        self._every = dict(model.named_parameters())
+        turned = turned_experts(model)
+        super().__init__({n: tensor for n, tensor in self._every.items() if n not in turned})
         self._model = model
         self._device = device
         self._loading = loading
@@ -64,11 +83,11 @@ class ModelTarget(Target):
         self._names = frozenset(piece.name for piece in pieces if piece.place == "load")
         if all(piece.place != "load" for piece in pieces):
             return
-        packed = [n for n, p in self.tensors.items() if p.dtype in PACKED]
+        packed = [n for n, p in self._every.items() if p.dtype in PACKED]
         if packed and not self._loading.packs_again:
             raise PullError(
                 "layout",
-                f"{packed[0]} is {dtype_name(self.tensors[packed[0]].dtype)}, {len(packed)} "
+                f"{packed[0]} is {dtype_name(self._every[packed[0]].dtype)}, {len(packed)} "
                 "parameters are packed, and the loader of this server cannot pack weights again: "
                 "start it without quantization",
             )
