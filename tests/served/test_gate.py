@@ -54,6 +54,18 @@ async def test_a_restarted_server_is_shut_until_it_pulled(world: World, flavour:
         assert {s.policy_version for s in await early} == {0}
 
 
+async def test_a_pull_that_no_server_can_take_is_no_load(world: World) -> None:
+    """One that was to pull may rest by then; `PolicyLoaded` is written of a load alone."""
+    world.serve()
+    async with world.engine() as engine:
+        await engine.pull(world.publish(0), world.channel)
+        published = world.publish(1)
+        assert engine.wants(published)
+        await engine.sleep()
+        with pytest.raises(WeightError, match=r"version 1: no server can take it now: .* asleep"):
+            await engine.pull(published, world.channel)
+
+
 @pytest.mark.parametrize("flavour", VERSIONS)
 async def test_a_pull_that_breaks_off_leaves_partial_segments(world: World, flavour: str) -> None:
     """Old weights may be damaged: what ran is cut at the pause, what waits goes on waiting."""

@@ -168,7 +168,15 @@ def places(plan: Plan) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["self_attn.qkv_proj", "mlp.gate_up_proj", "attn.Wqkv", "linear_attn.conv1d"]
+    "module",
+    [
+        "self_attn.qkv_proj",
+        "mlp.gate_up_proj",
+        "attn.Wqkv",
+        "linear_attn.conv1d",
+        "shared_mlp.input_linear",
+        "attn.qkv",
+    ],
 )
 def test_what_the_folder_has_fused_is_not_cut_straight_through(module: str) -> None:
     """A rank holds its share of q, of k and of v, which no shape tells apart."""
@@ -185,10 +193,18 @@ def test_what_the_folder_has_fused_is_not_cut_straight_through(module: str) -> N
 
 
 @pytest.mark.parametrize(
-    "module", ["attention.query_key_value", "attn.c_attn", "attn.c_proj", "mlp.c_fc"]
+    "module",
+    [
+        "attention.query_key_value",
+        "attn.c_attn",
+        "attn.c_proj",
+        "mlp.c_fc",
+        "self_attn.kv_b_proj",
+    ],
 )
 def test_what_a_loader_arranges_anew_goes_through_it(module: str) -> None:
-    """Equal shapes say nothing of the order of heads, or of a square matrix that is transposed."""
+    """Equal shapes say nothing of the order of heads, of a square matrix that is transposed, or of
+    a second copy that the loader makes."""
     source: list[Row] = [
         (f"{LAYER}.{module}.weight", "float32", (HIDDEN, HIDDEN)),
         ("model.norm.weight", "float32", (HIDDEN,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from safetensors.torch import save_file
 
 from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.link import PROTOCOL
+from rlstreams.workers.weights.link.mapping import make_plan
 from rlstreams.workers.weights.link.model_target import Loading, ModelTarget
 from rlstreams.workers.weights.link.orders import ServerRank
 from rlstreams.workers.weights.link.pieces import Piece
+from rlstreams.workers.weights.link.target import Row, rows_of
 from rlstreams.workers.weights.report_listener import ReportListener
 
 SENT = {"bias": torch.ones(2), "weight": torch.arange(6, dtype=torch.float32).view(2, 3)}
@@ -211,6 +214,59 @@ def test_packed_weights_are_not_overwritten_by_a_loader_that_cannot_pack(file: P
     assert (False, "layout", False) == (report["ok"], report["kind"], report["touched"])
     assert "packed is float8_e4m3fn" in report["error"]
     assert obey(serving(model, packs_again=True), order(file, mode="checkpoint"))["ok"]
+
+
+@pytest.mark.parametrize(
+    ("method", "is_turned"),
+    [
+        ({"unquantized_backend": SimpleNamespace(name="FLASHINFER_CUTLASS")}, True),  # vLLM
+        ({"unquantized_backend": SimpleNamespace(name="TRITON")}, False),
+        ({"load_up_proj_weight_first": True}, True),  # SGLang
+        ({"load_up_proj_weight_first": False}, False),
+    ],
+)
+def test_experts_of_a_kernel_that_turns_them_go_through_the_loader(
+    method: dict[str, object], is_turned: bool
+) -> None:
+    """Shapes are equal: in place, each token's gate would be multiplied as its up matrix."""
+    model = torch.nn.Module()
+    model.experts = torch.nn.Module()
+    model.experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 6, 4))
+    model.experts.w2_weight = torch.nn.Parameter(torch.zeros(2, 4, 3))
+    model.experts.quant_method = SimpleNamespace(**method)
+    target = ModelTarget(model, torch.device("cpu"), Loading())
+    source: list[Row] = [
+        ("experts.down_proj", "float32", (2, 4, 3)),
+        ("experts.gate_up_proj", "float32", (2, 6, 4)),
+    ]
+    plan = make_plan(source, rows_of(target.tensors), mode="auto")
+    assert {"load" if is_turned else "parameter"} == {piece.place for piece, _ in plan}
+
+
+class Naming(Model):
+    """Its loader tells what it filled, as vLLM's does; `extra` has no tensor of the trainer's."""
+
+    def __init__(self, *, has_extra: bool) -> None:
+        super().__init__()
+        self.names_nothing = False
+        if has_extra:
+            self.extra = torch.nn.Parameter(torch.zeros(2))
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Any:
+        given = list(tensors)
+        super().load_weights(iter(given))
+        return None if self.names_nothing else {name for name, _ in given}
+
+
+def test_a_parameter_that_the_loader_passes_over_is_named(file: Path) -> None:
+    """Else it would keep the weights of the server's start, and the pull would seem whole."""
+    model = Naming(has_extra=True)
+    report = obey(serving(model), order(file, mode="checkpoint"))
+    assert (False, "layout", True) == (report["ok"], report["kind"], report["touched"])
+    assert "filled all but extra:" in report["error"]
+    assert obey(serving(Naming(has_extra=False)), order(file, mode="checkpoint"))["ok"]
+    model.names_nothing = True  # SGLang's loader: it cannot be known
+    assert obey(serving(model), order(file, mode="checkpoint"))["ok"]
 
 
 def test_a_loader_that_knows_experts_one_by_one_is_given_them_so(tmp_path: Path) -> None:

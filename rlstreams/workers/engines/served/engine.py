@@ -177,22 +177,26 @@ class ServedEngine:
         Returns when one has it and the others had as long again: a slower server goes on by itself.
 
         Raises:
-            WeightError: no server took it; gives the reason of each.
+            WeightError: no server took it; gives the reason, or the state, of each.
             EngineError: no server came up.
         """
         started_s = time.monotonic()
         await self._one_up()
         mine = {s: self._begin_pull(s, published, channel) for s in self._behind(published)}
+        if not mine:  # lost, or laid to rest, since it was wanted
+            states = ", ".join(f"{url} is {state}" for url, state in self.servers.items())
+            version = published.policy_version
+            raise WeightError(f"policy version {version}: no server can take it now: {states}")
         good = await _first_and_near(set(mine.values()), started_s)
-        if mine and not good:
+        if not good:
             raise WeightError("; ".join(str(task.exception()) for task in mine.values()))
         return Pulled(
             policy_version=published.policy_version,
             weight_hash=published.weight_hash,
             num_bytes=sum(pulled.num_bytes for pulled in good),
             seconds=time.monotonic() - started_s,
-            paused_s=max((pulled.paused_s for pulled in good), default=0.0),
-            verified=good[0].verified if good else "",
+            paused_s=max(pulled.paused_s for pulled in good),
+            verified=good[0].verified,
         )
 
     async def sleep(self) -> None:

@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _OUTPUT = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 # Modules that a server's loader does not keep as the folder has them, though shapes are equal:
-# heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2).
-_ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc"})
-# Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention): a rank has its share of
-# each part, not a run of rows.
-_FUSED_THERE = frozenset({*_FUSED, "Wqkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz"})
+# heads in another order (GPT-NeoX, Falcon), or transposed (GPT-2), or copied once more into what
+# attention computes with (latent attention, DeepSeek: SGLang's `w_kc` and `w_vc`).
+_ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc", "kv_b_proj"})
+# Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention, Granite's shared expert,
+# towers for images): a rank has its share of each part, not a run of rows.
+_FUSED_THERE = frozenset(
+    {*_FUSED, "Wqkv", "qkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz", "input_linear"}
+)
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 # Pieces in sending order, each with the sender's part that fills it.
 Plan: TypeAlias = list[tuple[Piece, Part]]
@@ -54,7 +57,7 @@ def make_plan(
             "layout", f"rank {rank} of {ranks}: stages of a pipeline cannot be distinguished"
         )
     if odd := [f"{name} {dtype}" for name, dtype, _ in sources if dtype not in SIZES]:
-        raise PullError("layout", f"tensors of a type that is not sent: {_few(odd)}")
+        raise PullError("layout", f"tensors of a type that is not sent: {few(odd)}")
     held = {name: (dtype, tuple(shape)) for name, dtype, shape in sources}
     if mode == "checkpoint":
         return [_loaded(name, held, targets) for name in held]
@@ -140,9 +143,9 @@ def source_names(name: str, held: Mapping[str, object]) -> tuple[str, ...]:
     if _may_be_tied(name):
         return tuple(other for other in held if _may_be_tied(other))[:1]
     head, _, last = name.rpartition(".")
-    if last in _EXPERTS:
+    if last in EXPERTS:
         experts = head.removesuffix(".routed_experts")
-        return _present((f"{experts}.{_EXPERTS[last]}",), held)
+        return _present((f"{experts}.{EXPERTS[last]}",), held)
     head, _, module = head.rpartition(".")
     return _present(tuple(f"{head}.{part}.{last}" for part in _FUSED.get(module, ())), held)
 
@@ -159,12 +162,13 @@ def _difference(unmapped: Sequence[Row], left: Sequence[str], held: Held) -> str
     theirs = [f"{name} {dtype} {list(shape)}" for name, dtype, shape in unmapped]
     ours = [f"{name} {held[name][0]} {list(held[name][1])}" for name in left]
     return (
-        f"the server's parameters without a source: {_few(theirs)}; "
-        f"the trainer's tensors without a place: {_few(ours)}"
+        f"the server's parameters without a source: {few(theirs)}; "
+        f"the trainer's tensors without a place: {few(ours)}"
     )
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first of these names, and the number of the others."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (", ".join(names[:_SHOWN]) or "none") + more
 

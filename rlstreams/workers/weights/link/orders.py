@@ -147,6 +147,7 @@ class ServerRank:
                 buffer.copy_(run.view(torch.uint8))
             target.took(batch, buffers)
         target.synchronize()
+        target.check_filled()
         target.touched = False
         return Received(
             num_bytes=sum(piece.num_bytes for piece in part_of),

@@ -151,6 +151,7 @@ class Receiver:
             raise PullError(
                 "checksum", f"{link.peer} sent bytes of checksum {watch.sent}, {checksum} came"
             )
+        target.check_filled()
         target.touched = False
         return Received(
             num_bytes=sum(piece.num_bytes for piece in pieces),

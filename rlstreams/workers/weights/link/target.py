@@ -47,6 +47,13 @@ class Target:
     def took(self, pieces: Sequence[Piece], buffers: Sequence[torch.Tensor]) -> None:
         """Take a batch that has arrived whole."""
 
+    def check_filled(self) -> None:
+        """Check, once all pieces were taken, that nothing is left as it was.
+
+        Raises:
+            PullError: `layout`: some parameters are.
+        """
+
     def synchronize(self) -> None:
         """Wait until all bytes are in place."""
 
