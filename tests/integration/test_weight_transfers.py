@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.sender import SenderDeadlines
 from tests.integration.puller_process import ROWS
+from tests.proc import state_of
 
 SECRET, EPOCH = "secret", 3
 STALL_S = 3.0
@@ -142,7 +142,7 @@ def test_a_sender_that_ends_is_noticed_at_once(stand: Stand) -> None:
     """A puller in the middle of a transfer, held up by another one, does not wait it out."""
     survivor, victim = stand.puller("receiver0"), stand.puller("receiver1", signal.SIGSTOP)
     stand.go(survivor, victim)
-    stopped = state_of(victim)
+    stopped = stopped_state(victim)
     started_s = time.monotonic()
     stand.server.close()
     said = answer(survivor)
@@ -151,12 +151,11 @@ def test_a_sender_that_ends_is_noticed_at_once(stand: Stand) -> None:
     assert time.monotonic() - started_s < DEADLINE_S / 2
 
 
-def state_of(process: subprocess.Popen[str]) -> str:
+def stopped_state(process: subprocess.Popen[str]) -> str:
     """`T` as soon as it has stopped itself (proc(5), stat)."""
     until_s = time.monotonic() + DEADLINE_S
     state = ""
     while state != "T" and time.monotonic() < until_s:
-        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii")
-        state = stat.rpartition(")")[2].split()[0]
+        state = state_of(process.pid)
         time.sleep(0.01)
     return state
