@@ -133,6 +133,12 @@ _SHARES = {
         "e2e/test_replay.py",
         "test_readme.py",
     ),
+    "syntax trees": tuple(
+        f"test_{name}.py"
+        for name in (
+            "architecture", "docstrings", "one_fold", "one_mesh", "rooms", "starts", "symptoms",
+        )
+    ),
     "ranks": tuple(
         f"heavy/trainer/test_{name}.py"
         for name in (
