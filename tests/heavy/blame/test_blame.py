@@ -16,7 +16,7 @@ from rlstreams.debug.rerun.rebuilt import RerunError
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.words.spelling import NUMBERS
-from tests.heavy.blame.run_stand import BAD_STEP, STEPS, Run, small_run
+from tests.heavy.blame.run_stand import BAD_STEP, Run, small_run
 from tests.memory.bus import MemoryBus
 
 SPAN = range(BAD_STEP - 1, BAD_STEP + 1)

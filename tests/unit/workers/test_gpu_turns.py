@@ -20,7 +20,7 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.engines import gpu_turns
 from rlstreams.workers.engines.gpu_turns import GpuTurns
 from rlstreams.workers.model import device
-from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.base import VISIBLE
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
 TWO = [EXAMPLES / "gsm8k-2gpu.toml"]
