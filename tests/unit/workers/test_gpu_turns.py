@@ -92,9 +92,13 @@ def test_who_takes_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert turns(monkeypatch, "logprob", *both) is not None  # the first of them
 
 
+# Nothing is computed: torch, which only says that there is no GPU, would take three CPU seconds.
 WORK = """
-import sys, time
+import sys, time, types
 from pathlib import Path
+sys.modules["torch"] = types.SimpleNamespace(
+    cuda=types.SimpleNamespace(is_available=lambda: False)
+)
 from rlstreams.workers.engines.gpu_turns import GpuTurns
 folder, name = Path(sys.argv[1]), sys.argv[2]
 turns = GpuTurns("0", print, folder=folder)
