@@ -57,21 +57,30 @@ def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
 
 
 def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
-    own_broker: EmbeddedBroker,
+    own_broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second start is refused by name; what a power cut emptied is made anew, the file that names
-    the cluster is put back from a copy; of what cannot be mended the error says the path and the
-    cure, or what the broker said before it ended."""
-    state = own_broker.start()
+    """`rlstreams broker` starts, shows and stops it. A second start is refused by name; what a
+    power cut emptied is made anew, the file that names the cluster is put back from a copy; of what
+    cannot be mended the error says the path and the cure, or what the broker said before it
+    ended."""
+
+    def broker(verb: str) -> int:
+        return main(["broker", verb, str(own_broker.folder)])
+
+    assert (broker("status"), broker("start")) == (1, 0)
+    state = own_broker.status()
+    assert state is not None
+    assert (broker("start"), broker("status")) == (78, 0)
+    assert f"serves {state.bootstrap}" in capsys.readouterr().out
     other = EmbeddedBroker(own_broker.folder)
     assert state == other.status() == other.attach_or_start()
     with pytest.raises(ConfigError, match=f"in use by process {state.pid}"):
         other.start()
     _write(state.bootstrap, "kept", [b"one"])
 
-    assert own_broker.stop() is True
+    assert broker("stop") == 0
     assert own_broker.status() is None
-    assert own_broker.stop() is False
+    assert broker("stop") == 1
     data = own_broker.folder / "data"
     assert (data / ".kafka_cleanshutdown").is_file()
 
@@ -86,7 +95,7 @@ def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
     properties.unlink()
     assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
 
-    own_broker.stop()
+    assert own_broker.stop() is True
     text = properties.read_text(encoding="utf-8")
     properties.write_text(re.sub("node.id=1", "node.id=7", text), encoding="utf-8")
     with pytest.raises(BrokerError, match=r"(?s)ended while starting.*7"):
@@ -127,21 +136,6 @@ def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
     assert 128 + signal.SIGTERM == command.returncode
     with pytest.raises(ProcessLookupError):
         os.kill(state.pid, 0)
-
-
-def test_the_command_starts_shows_and_stops_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`rlstreams broker` answers 0 while one runs and 1 when none does."""
-    words = [str(tmp_path / "b")]
-
-    assert main(["broker", "status", *words]) == 1
-    assert main(["broker", "start", *words]) == 0
-    assert main(["broker", "start", *words]) == 78
-    assert main(["broker", "status", *words]) == 0
-    assert main(["broker", "stop", *words]) == 0
-    assert main(["broker", "stop", *words]) == 1
-    assert "serves 127.0.0.1:" in capsys.readouterr().out
 
 
 def _wait_until_gone(embedded: EmbeddedBroker, timeout_s: float = 60.0) -> None:
