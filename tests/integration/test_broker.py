@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from rlstreams.__main__ import main
-from rlstreams.streams.broker.config import FENCED
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 
@@ -28,32 +26,6 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     embedded = EmbeddedBroker(tmp_path / "broker")
     yield embedded
     embedded.stop()
-
-
-def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
-    own_broker: EmbeddedBroker,
-) -> None:
-    """After kill -9 a new start finds the old records, on the port that clients know."""
-    first = own_broker.start()
-    fence_log = own_broker.folder / "fence.log"
-    assert not fence_log.exists()
-    written = [f"record {i}".encode() for i in range(50)]
-    _write(first.bootstrap, "kept", written)
-    formatted_at = (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
-
-    os.kill(first.pid, signal.SIGKILL)
-    _wait_until_gone(own_broker)
-    assert own_broker.coming(begin_s=0.0) is None
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(EmbeddedBroker(own_broker.folder).coming, 120.0)
-        second = own_broker.start()
-        assert second == waiting.result(timeout=120)
-
-    assert FENCED in fence_log.read_text("utf-8")
-    assert first.port == second.port
-    assert first.pid != second.pid
-    assert written == _read(second.bootstrap, "kept", len(written))
-    assert formatted_at == (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
 
 
 def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
@@ -76,7 +48,7 @@ def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
     assert state == other.status() == other.attach_or_start()
     with pytest.raises(ConfigError, match=f"in use by process {state.pid}"):
         other.start()
-    _write(state.bootstrap, "kept", [b"one"])
+    write(state.bootstrap, "kept", [b"one"])
 
     assert broker("stop") == 0
     assert own_broker.status() is None
@@ -93,7 +65,7 @@ def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
     checkpoint.unlink()
     properties = data / "meta.properties"
     properties.unlink()
-    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
+    assert [b"one"] == read(own_broker.start().bootstrap, "kept", 1)
 
     assert own_broker.stop() is True
     text = properties.read_text(encoding="utf-8")
@@ -138,14 +110,7 @@ def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
         os.kill(state.pid, 0)
 
 
-def _wait_until_gone(embedded: EmbeddedBroker, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while embedded.status() is not None:
-        assert time.monotonic() < deadline, "the killed broker still holds its lock"
-        time.sleep(0.02)
-
-
-def _write(bootstrap: str, topic: str, values: list[bytes]) -> None:
+def write(bootstrap: str, topic: str, values: list[bytes]) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     admin.create_topics(
         {topic: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True
@@ -158,7 +123,7 @@ def _write(bootstrap: str, topic: str, values: list[bytes]) -> None:
     producer.close()
 
 
-def _read(bootstrap: str, topic: str, num_records: int) -> list[bytes]:
+def read(bootstrap: str, topic: str, num_records: int) -> list[bytes]:
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     consumer.assign([TopicPartition(topic, 0)])
     values: list[bytes] = []
