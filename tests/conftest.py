@@ -156,7 +156,8 @@ _WAITING = (
 )
 _COMPUTING = (
     "ranks",
-    *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served", "")),
+    *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served")),
+    *("syntax trees", "tests/"),
 )
 _TURNS = (*_WAITING, *_COMPUTING)
 _LAST = ("tests/cluster/", "tests/hosts/")  # they cost CPU while they idle
