@@ -133,6 +133,12 @@ _SHARES = {
         "e2e/test_replay.py",
         "test_readme.py",
     ),
+    "syntax trees": tuple(
+        f"test_{name}.py"
+        for name in (
+            "architecture", "docstrings", "one_fold", "one_mesh", "rooms", "starts", "symptoms",
+        )
+    ),
     "ranks": tuple(
         f"heavy/trainer/test_{name}.py"
         for name in (
@@ -150,7 +156,8 @@ _WAITING = (
 )
 _COMPUTING = (
     "ranks",
-    *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served", "")),
+    *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served")),
+    *("syntax trees", "tests/"),
 )
 _TURNS = (*_WAITING, *_COMPUTING)
 _LAST = ("tests/cluster/", "tests/hosts/")  # they cost CPU while they idle

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 import collections
-import dataclasses
 import graphlib
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 import rlstreams.schemas.events
+from tests.syntax_trees import MODULES, OURS, ROOT, Module, is_within, modules_of
 
-ROOT = Path(__file__).resolve().parent.parent
-OURS = ("rlstreams", "infra", "tests")  # a module's path is its import name
 ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
 FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Of our own packages each may import these, and itself; the longest name that fits counts.
@@ -107,38 +105,6 @@ FENCES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """One file of ours."""
-
-    name: str  # dotted
-    path: Path
-    tree: ast.Module
-    num_lines: int
-
-    def imports(self) -> Iterator[str]:
-        """Dotted names of everything imported, late imports included."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def modules_of(root: Path) -> list[Module]:
-    modules = []
-    for path in sorted(path for folder in OURS for path in (root / folder).rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        lines = len(text.splitlines())
-        modules.append(Module(name=name, path=path, tree=ast.parse(text), num_lines=lines))
-    return modules
-
-
-def is_within(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
-
-
 def wrong_directions(modules: Sequence[Module]) -> list[str]:
     wrong = []
     for module in modules:
@@ -146,7 +112,7 @@ def wrong_directions(modules: Sequence[Module]) -> list[str]:
         allowed = (*OWN_IMPORTS[home], home)
         wrong += [
             f"{module.name} imports {name}"
-            for name in module.imports()
+            for name in module.imports
             if name.split(".")[0] in OURS and not any(is_within(name, a) for a in allowed)
         ]
     return wrong
@@ -159,7 +125,7 @@ def roles_importing_roles(modules: Sequence[Module]) -> list[str]:
         for role in ROLES
         for other in ROLES
         if other != role and is_within(module.name, f"rlstreams.workers.{role}")
-        for name in module.imports()
+        for name in module.imports
         if is_within(name, f"rlstreams.workers.{other}")
     ]
 
@@ -169,7 +135,7 @@ def breached_fences(modules: Sequence[Module]) -> list[str]:
         f"{module.name} imports {name}"
         for module in modules
         if not module.name.startswith(("tests", "infra"))
-        for name in module.imports()
+        for name in module.imports
         for package, places in FENCES.items()
         if is_within(name, package) and not any(is_within(module.name, p) for p in places)
     ]
@@ -179,16 +145,14 @@ def other_folds(modules: Sequence[Module]) -> list[str]:
     """Product modules that ask an event of `steps` whether it is a step."""
     told, check = (*TOLD_STEPS, "tests", "infra"), r"isinstance\(.*StepCompleted|StepCompleted\(\)"
     others = [m for m in modules if not any(is_within(m.name, place) for place in told)]
-    nodes = [(m.name, node) for m in others for node in ast.walk(m.tree)]
-    tests = [(name, n) for name, n in nodes if isinstance(n, ast.Call | ast.MatchClass)]
-    return sorted({name for name, node in tests if re.match(check, ast.unparse(node))})
+    return sorted({m.name for m in others for text in m.asked if re.match(check, text)})
 
 
 def import_cycles(modules: Sequence[Module]) -> list[str]:
     """Modules that need each other: late imports and those for types alone count as well."""
     names = {module.name for module in modules}
     needs = {
-        module.name: {_home(name, names) for name in module.imports()} - {module.name, ""}
+        module.name: {_home(name, names) for name in module.imports} - {module.name, ""}
         for module in modules
     }
     order = graphlib.TopologicalSorter(needs)
@@ -213,7 +177,7 @@ def mutual_folders(modules: Sequence[Module]) -> list[str]:
         (folder, folders[home])
         for module in modules
         if (folder := folders.get(module.name))
-        for name in module.imports()
+        for name in module.imports
         if (home := _home(name, folders)) and folders[home] != folder
     }
     return sorted(f"{a} and {b}" for a, b in edges if a < b and (b, a) in edges)
@@ -241,7 +205,7 @@ def _home(name: str, names: Collection[str]) -> str:
 def too_large(modules: Sequence[Module]) -> list[str]:
     large = [f"{m.name}: {m.num_lines} lines" for m in modules if m.num_lines > FILE_CAP]
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 if length > FUNCTION_CAP:
@@ -276,9 +240,6 @@ def _plain(value: ast.expr) -> list[ast.expr]:
     if not isinstance(value, ast.List | ast.Tuple):
         return []
     return [element for element in value.elts if not isinstance(element, ast.Starred)]
-
-
-MODULES = modules_of(ROOT)
 
 
 def test_our_packages_import_in_one_direction() -> None:

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.test_architecture import MODULES, Module, modules_of
+from tests.syntax_trees import MODULES, Module, modules_of
 
 RIDDLE = re.compile(r"(Who|Whose|What|Behind)\b")
 
 
-def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+def docstrings(module: Module) -> Iterator[ast.Constant]:
     """Strings that stand alone: of modules, classes, functions and attributes."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             continue
         if isinstance(node.value.value, str):
@@ -28,7 +28,7 @@ def riddles(modules: Sequence[Module]) -> list[str]:
         f"{module.name}:{text.lineno} {str(text.value).strip()[:60]}"
         for module in modules
         if module.name.split(".")[0] == "rlstreams"
-        for text in docstrings(module.tree)
+        for text in docstrings(module)
         if RIDDLE.match(str(text.value).strip())
     ]
 

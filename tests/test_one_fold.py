@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from tests.test_architecture import MODULES, ROOT, Module, is_within
+from tests.syntax_trees import MODULES, ROOT, Module, is_within
 
 # Who may ask an event which stage of a sample it is: roles at their own work, and readers of single
 # records. All others ask `Samples`; none of these keeps what became of a sample.
@@ -51,9 +51,7 @@ def askers(modules: Sequence[Module], events: Sequence[str], told: Sequence[str]
     check = rf"isinstance\(.*\b({names})\b|({names})\(\)$"
     allowed = (*told, "tests", "infra")
     others = [m for m in modules if not any(is_within(m.name, place) for place in allowed)]
-    nodes = [(m.name, node) for m in others for node in ast.walk(m.tree)]
-    tests = [(name, n) for name, n in nodes if isinstance(n, ast.Call | ast.MatchClass)]
-    return sorted({name for name, node in tests if re.match(check, ast.unparse(node))})
+    return sorted({m.name for m in others for text in m.asked if re.match(check, text)})
 
 
 def unknown_lives(text: str, modules: Sequence[Module]) -> list[str]:
@@ -89,7 +87,7 @@ def test_one_class_folds_sessions() -> None:
 def test_one_ledger_in_the_supervisor() -> None:
     """All that `up` shows and watches asks the ledger of its `Folds`."""
     own = [m for m in MODULES if is_within(m.name, "rlstreams.up")]
-    calls = [(m.name, n) for m in own for n in ast.walk(m.tree) if isinstance(n, ast.Call)]
+    calls = [(m.name, n) for m in own for n in m.nodes if isinstance(n, ast.Call)]
     made = [name for name, n in calls if ast.unparse(n.func) in ("Ledger", "Samples", "Workers")]
     folds = [name for name, n in calls if ast.unparse(n.func) == "Folds"]
     assert (made, folds) == ([], ["rlstreams.up.supervisor.watcher"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import MODULES, Module, is_within, modules_of
+from tests.syntax_trees import MODULES, Module, is_within, modules_of
 
 # All that learns or scores tokens. A list here only ever gets shorter.
 COMPUTING = {
@@ -30,7 +30,7 @@ _OF_A_MESH = re.compile(
 def computing_classes(modules: Sequence[Module]) -> dict[str, str]:
     """Classes of the workers that learn or score, and where each is."""
     of_workers = [m for m in modules if is_within(m.name, "rlstreams.workers")]
-    nodes = [(m.name, node) for m in of_workers for node in ast.walk(m.tree)]
+    nodes = [(m.name, node) for m in of_workers for node in m.nodes]
     named = [(where, n.name) for where, n in nodes if isinstance(n, ast.ClassDef)]
     return {name: where for where, name in named if name.endswith(("Learner", "Scorer", "Leader"))}
 
@@ -38,7 +38,7 @@ def computing_classes(modules: Sequence[Module]) -> dict[str, str]:
 def refusals(modules: Sequence[Module]) -> list[str]:
     """Problems of ranks, backends and layouts that sections yield."""
     of_config = [m for m in modules if is_within(m.name, "rlstreams.workers.config")]
-    yields = [n for m in of_config for n in ast.walk(m.tree) if isinstance(n, ast.Yield)]
+    yields = [n for m in of_config for n in m.nodes if isinstance(n, ast.Yield)]
     told = [ast.unparse(one.value) for one in yields if one.value]
     return [sentence for sentence in told if _OF_A_MESH.search(sentence)]
 

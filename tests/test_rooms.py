@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.test_architecture import MODULES, Module, is_within, modules_of
+from tests.syntax_trees import MODULES, Module, is_within, modules_of
 
 # The top floor, from above: a room may import those that stand behind it, never one before it.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ def arrows_up(modules: Sequence[Module]) -> list[str]:
         f"{module.name} imports {name}"
         for module, room in homes
         if room in ROOMS
-        for name in module.imports()
+        for name in module.imports
         for other in ROOMS
         if other != room and is_within(name, f"rlstreams.{other}") and other not in ROOMS[room]
     ]

@@ -1,4 +1,4 @@
-"""Who starts a process: read from the syntax trees, as `test_architecture` does."""
+"""Who starts a process: read from the syntax trees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.test_architecture import MODULES, Module, is_within, modules_of
+from tests.syntax_trees import MODULES, Module, is_within, modules_of
 
 STARTS_PROCESSES = ("rlstreams.streams.process",)  # all others ask `Child`
 # Every call that starts one. `subprocess.run` with a `timeout` is a question: it comes back with
@@ -30,7 +30,7 @@ def process_starts(modules: Sequence[Module]) -> list[str]:
     for module in product:
         if any(is_within(module.name, place) for place in STARTS_PROCESSES):
             continue
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Call) and STARTS.fullmatch(name := ast.unparse(node.func)):
                 is_question = any(keyword.arg == "timeout" for keyword in node.keywords)
                 found += (
@@ -40,7 +40,7 @@ def process_starts(modules: Sequence[Module]) -> list[str]:
                 )
         found += [
             f"{module.name} imports {name}"
-            for name in module.imports()
+            for name in module.imports
             if STARTS.fullmatch(name) and name.rpartition(".")[0].startswith(WHOLE)
         ]
     return found

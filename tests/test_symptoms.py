@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from rlstreams.workers.config.docs import field_docs
+from tests.syntax_trees import MODULES, ROOT, is_within
 
-ROOT = Path(__file__).resolve().parents[1]
 QUOTED = re.compile(r"`([^`]+)`")
 BLANK = "\0"  # what stands in an f-string's braces
 # Of the user's own world, or of a page: nothing that we print.
@@ -21,9 +20,8 @@ NOT_OURS = frozenset(
 HEADINGS = {"What one GPU can train": "infra/docs/models.md"}
 
 
-def texts_of(tree: ast.AST) -> Iterator[str]:
+def texts_of(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Texts of a module without docstrings, and its names of values: some are metrics."""
-    nodes = list(ast.walk(tree))
     passed = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
@@ -45,8 +43,9 @@ def texts_of(tree: ast.AST) -> Iterator[str]:
 def texts() -> str:
     """All of the sources' texts, one a line."""
     found: set[str] = set()
-    for path in (ROOT / "rlstreams").rglob("*.py"):
-        found |= {text.replace("\n", " ") for text in texts_of(ast.parse(path.read_text()))}
+    for module in MODULES:
+        if is_within(module.name, "rlstreams"):
+            found |= {text.replace("\n", " ") for text in texts_of(module.nodes)}
     return "\n".join(sorted(found))
 
 

@@ -25,10 +25,11 @@ pytestmark = pytest.mark.skipif(
 
 DRAIN_S = 60.0
 CTRL_C_S = 240.0
-STEPS = 30  # each stop finds some left, however late it comes
+# Each stop finds some left, however late it comes: three stops at night, one by day.
+STEPS_OF_THREE, STEPS_OF_ONE = 30, 10
 WORDS = (
-    "--steps", f"{STEPS}", "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16",
-    "--demo.kills=[]", f"--deadlines.drain_s={DRAIN_S:g}",
+    "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16", "--demo.kills=[]",
+    f"--deadlines.drain_s={DRAIN_S:g}",
 )  # fmt: skip
 # The first terminal that the leader of a session opens is its own. `nohup pytest` ignores SIGHUP.
 ON_TERMINAL = """
@@ -49,6 +50,7 @@ class Stopped:
     output: str
     left: dict[int, str]
     seconds: float
+    steps: int = STEPS_OF_THREE  # of the whole run
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def at_rest(started: Started) -> int:
 @pytest.fixture(scope="module")
 def drained(workspace: Workspace) -> Stopped:
     """SIGINT after step 2, a pause, and another step."""
-    started = workspace.start_up(*WORDS)
+    started = workspace.start_up(*WORDS, "--steps", f"{STEPS_OF_THREE}")
     started.wait_for_step(1)
     control(workspace, "pause")
     paused_at = at_rest(started)
@@ -99,7 +101,8 @@ def hung_up(workspace: Workspace, drained: Stopped) -> Stopped:
     """Resumed on a terminal, which is gone after a step; whoever ends the session says it again."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", ON_TERMINAL, CONFIG, *WORDS, "--resume", "--no-live"],
+        [sys.executable, "-c", ON_TERMINAL, CONFIG, *WORDS, "--steps", f"{STEPS_OF_THREE}",
+         "--resume", "--no-live"],
         cwd=workspace.folder, env=workspace.environment, stdin=theirs, stdout=theirs,
         stderr=theirs, start_new_session=True,
     )  # fmt: skip
@@ -128,7 +131,8 @@ def orphaned(workspace: Workspace) -> Stopped:
     """`up` killed after a step: only its children can end themselves. By `make test-long` this is
     the third stop of a run that is resumed, for tests run in the order of this file."""
     has_begun = (workspace.folder / "runs/demo").exists()
-    started = workspace.start_up(*WORDS, *["--resume"] * has_begun)
+    steps = STEPS_OF_THREE if has_begun else STEPS_OF_ONE
+    started = workspace.start_up(*WORDS, "--steps", f"{steps}", *["--resume"] * has_begun)
     started.wait_for_step(1)  # each drain has made a few, too
     started.signal(signal.SIGKILL)
     since_s = time.monotonic()
@@ -137,7 +141,7 @@ def orphaned(workspace: Workspace) -> Stopped:
     while (left := without_java(workspace)) and time.monotonic() < since_s + DRAIN_S + GONE_S:
         time.sleep(0.1)
     seconds = time.monotonic() - since_s
-    return Stopped(status=status, output=started.output, left=left, seconds=seconds)
+    return Stopped(status=status, output=started.output, left=left, seconds=seconds, steps=steps)
 
 
 def without_java(workspace: Workspace) -> dict[int, str]:
@@ -179,10 +183,12 @@ def test_what_was_stopped_again_and_again_completes(
     orphaned: Stopped, workspace: Workspace
 ) -> None:
     """The last start ends as if nothing had been: every step once, every sample accounted for."""
-    done = workspace.up(*WORDS, "--resume")
+    done = workspace.up(*WORDS, "--steps", f"{orphaned.steps}", "--resume")
     assert 0 == done.returncode, done.stdout
     audited = workspace.run("sh", "-c", f"rlstreams audit {CONFIG} --json 2>audit.err")
     assert 0 == audited.returncode, audited.stdout
     report = json.loads(audited.stdout)
-    assert (STEPS, STEPS * 4 * 8, 0) == (report["steps"], report["trained"], report["lost"])
+    told = (report["steps"], report["trained"], report["lost"])
+    assert (orphaned.steps, orphaned.steps * 4 * 8, 0) == told
+    assert orphaned.output.count("\nstep ") < orphaned.steps, "it was killed too late"
     assert Path(workspace.folder / "runs/demo/report.html").is_file()

@@ -193,7 +193,8 @@ def fitted(args: argparse.Namespace, num_sides: int) -> argparse.Namespace:
     asked_s = args.warm_s + args.window_s
     each_s = (args.until_s - time.monotonic()) / num_sides - SIDE_S
     share = min(1.0, each_s / asked_s)
-    periods_s = {name: max(LEAST_S, share * getattr(args, name)) for name in ("warm_s", "window_s")}
+    asked = {name: getattr(args, name) for name in ("warm_s", "window_s")}
+    periods_s = {name: min(own_s, max(LEAST_S, share * own_s)) for name, own_s in asked.items()}
     return argparse.Namespace(**vars(args) | periods_s)
 
 

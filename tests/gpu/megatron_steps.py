@@ -32,7 +32,7 @@ from rlstreams.workers.compute.team import Team, team_of
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.engines.folder_channel import FolderChannel
-from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.base import VISIBLE
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests.gpu.parallel_train import batch

@@ -18,7 +18,7 @@ from typing import Any
 from rlstreams.streams.process.child import Child
 from rlstreams.streams.process.fork_server import Forked
 from rlstreams.workers.compute.team import _started
-from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.base import VISIBLE
 
 ODD = "tests.heavy.trainer.odd_follower"  # knows no torch, and is what tests kill
 

@@ -58,3 +58,12 @@ def test_a_role_starts_without_what_few_runs_need(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_link_between_ranks_needs_no_torch() -> None:
+    """A follower that a test ends at once took three seconds of CPU to begin."""
+    program = "import sys, tests.heavy.trainer.odd_follower; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

@@ -241,6 +241,8 @@ def test_sides_share_what_is_left_of_the_limit() -> None:
     own = adaptive.fitted(args, 2)
     assert [own.warm_s, own.window_s] == pytest.approx([15, 30], abs=0.2)
     assert adaptive.LEAST_S == adaptive.fitted(args, 20).window_s
+    short = adaptive.fitted(adaptive.parse(["--warm-s", "2", "--window-s", "3"]), 2)
+    assert (2, 3) == (short.warm_s, short.window_s), "longer than asked for"
 
 
 def test_a_rate_counts_a_sample_by_its_part_of_the_period() -> None:

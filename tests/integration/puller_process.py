@@ -1,17 +1,14 @@
 """A puller in a process of its own, for the tests that kill one in the middle of a transfer.
 
-Arguments: address, receiver, key, epoch, signal or 0. It prints `ready`, pulls once when a line
-comes on its standard input, and prints what came as JSON. With a signal it sends that to itself
-when half of the batches are in.
+It says `ready`, pulls once when it is told to, and says what came. With a signal it sends that to
+itself when half of the batches are in.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from collections.abc import Sequence
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -42,27 +39,27 @@ class Mortal(FreshTensors):
         return super().buffer(piece)
 
 
-def main(arguments: Sequence[str]) -> None:
-    address, receiver, key, epoch, number = arguments
+def pull(tests: Connection, address: str, receiver: str, key: str, epoch: int, number: int) -> None:
+    """Runs in the process.
+
+    Args:
+        tests: to the one who asks.
+        number: of the signal; 0: none.
+    """
     torch.set_num_threads(1)
-    target = Mortal(int(number))
+    target = Mortal(number)
     link = Receiver(
-        Address(address=address, backend="gloo", receiver=receiver, key=key, epoch=int(epoch)),
+        Address(address=address, backend="gloo", receiver=receiver, key=key, epoch=epoch),
         torch.device("cpu"),
         engine="test",
     )
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    sys.stdin.readline()
+    tests.send("ready")
+    tests.recv()
     started_s = time.monotonic()
     try:
         link.receive(0, target, started_s + DEADLINE_S)
         said = {"hash": weight_hash(target.tensors)}
     except PullError as err:
         said = {"kind": err.kind, "error": str(err)}
-    sys.stdout.write(json.dumps(said | {"seconds": time.monotonic() - started_s}) + "\n")
+    tests.send(said | {"seconds": time.monotonic() - started_s})
     link.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

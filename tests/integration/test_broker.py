@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from rlstreams.__main__ import main
-from rlstreams.streams.broker.config import FENCED
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 
@@ -30,48 +28,31 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     embedded.stop()
 
 
-def test_records_outlive_a_kill_and_the_restart_uses_the_same_port(
-    own_broker: EmbeddedBroker,
-) -> None:
-    """After kill -9 a new start finds the old records, on the port that clients know."""
-    first = own_broker.start()
-    fence_log = own_broker.folder / "fence.log"
-    assert not fence_log.exists()
-    written = [f"record {i}".encode() for i in range(50)]
-    _write(first.bootstrap, "kept", written)
-    formatted_at = (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
-
-    os.kill(first.pid, signal.SIGKILL)
-    _wait_until_gone(own_broker)
-    assert own_broker.coming(begin_s=0.0) is None
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(EmbeddedBroker(own_broker.folder).coming, 120.0)
-        second = own_broker.start()
-        assert second == waiting.result(timeout=120)
-
-    assert FENCED in fence_log.read_text("utf-8")
-    assert first.port == second.port
-    assert first.pid != second.pid
-    assert written == _read(second.bootstrap, "kept", len(written))
-    assert formatted_at == (own_broker.folder / "data" / "meta.properties").stat().st_mtime_ns
-
-
 def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
-    own_broker: EmbeddedBroker,
+    own_broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second start is refused by name; what a power cut emptied is made anew, the file that names
-    the cluster is put back from a copy; of what cannot be mended the error says the path and the
-    cure, or what the broker said before it ended."""
-    state = own_broker.start()
+    """`rlstreams broker` starts, shows and stops it. A second start is refused by name; what a
+    power cut emptied is made anew, the file that names the cluster is put back from a copy; of what
+    cannot be mended the error says the path and the cure, or what the broker said before it
+    ended."""
+
+    def broker(verb: str) -> int:
+        return main(["broker", verb, str(own_broker.folder)])
+
+    assert (broker("status"), broker("start")) == (1, 0)
+    state = own_broker.status()
+    assert state is not None
+    assert (broker("start"), broker("status")) == (78, 0)
+    assert f"serves {state.bootstrap}" in capsys.readouterr().out
     other = EmbeddedBroker(own_broker.folder)
     assert state == other.status() == other.attach_or_start()
     with pytest.raises(ConfigError, match=f"in use by process {state.pid}"):
         other.start()
-    _write(state.bootstrap, "kept", [b"one"])
+    write(state.bootstrap, "kept", [b"one"])
 
-    assert own_broker.stop() is True
+    assert broker("stop") == 0
     assert own_broker.status() is None
-    assert own_broker.stop() is False
+    assert broker("stop") == 1
     data = own_broker.folder / "data"
     assert (data / ".kafka_cleanshutdown").is_file()
 
@@ -84,9 +65,9 @@ def test_a_folder_in_use_a_clean_stop_and_files_that_were_lost_or_damaged(
     checkpoint.unlink()
     properties = data / "meta.properties"
     properties.unlink()
-    assert [b"one"] == _read(own_broker.start().bootstrap, "kept", 1)
+    assert [b"one"] == read(own_broker.start().bootstrap, "kept", 1)
 
-    own_broker.stop()
+    assert own_broker.stop() is True
     text = properties.read_text(encoding="utf-8")
     properties.write_text(re.sub("node.id=1", "node.id=7", text), encoding="utf-8")
     with pytest.raises(BrokerError, match=r"(?s)ended while starting.*7"):
@@ -129,29 +110,7 @@ def test_a_start_that_is_broken_off_leaves_no_broker(tmp_path: Path) -> None:
         os.kill(state.pid, 0)
 
 
-def test_the_command_starts_shows_and_stops_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`rlstreams broker` answers 0 while one runs and 1 when none does."""
-    words = [str(tmp_path / "b")]
-
-    assert main(["broker", "status", *words]) == 1
-    assert main(["broker", "start", *words]) == 0
-    assert main(["broker", "start", *words]) == 78
-    assert main(["broker", "status", *words]) == 0
-    assert main(["broker", "stop", *words]) == 0
-    assert main(["broker", "stop", *words]) == 1
-    assert "serves 127.0.0.1:" in capsys.readouterr().out
-
-
-def _wait_until_gone(embedded: EmbeddedBroker, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while embedded.status() is not None:
-        assert time.monotonic() < deadline, "the killed broker still holds its lock"
-        time.sleep(0.02)
-
-
-def _write(bootstrap: str, topic: str, values: list[bytes]) -> None:
+def write(bootstrap: str, topic: str, values: list[bytes]) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     admin.create_topics(
         {topic: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True
@@ -164,7 +123,7 @@ def _write(bootstrap: str, topic: str, values: list[bytes]) -> None:
     producer.close()
 
 
-def _read(bootstrap: str, topic: str, num_records: int) -> list[bytes]:
+def read(bootstrap: str, topic: str, num_records: int) -> list[bytes]:
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     consumer.assign([TopicPartition(topic, 0)])
     values: list[bytes] = []

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.broker.config import FENCED
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.record import Outgoing, RawRecord
 from tests.contract.buses import KafkaCluster
 from tests.contract.polling import P0, WAIT_S, within
+from tests.integration.test_broker import read, write
 
 TURN_S = 2.0  # a turn of `up` takes a tenth of that on an idle machine
 NUM_BYTES = 60_000_000  # more than the client fetches ahead
@@ -27,13 +30,20 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     embedded.stop()
 
 
-def test_a_record_that_was_half_read_when_the_broker_died_comes_whole_after_it(
+def test_what_a_killed_broker_had_outlives_it_also_for_those_who_were_reading(
     own_broker: EmbeddedBroker,
-):
-    """For a reader and for a group's member; until then their polls bring nothing."""
-    state = own_broker.start()
-    KafkaCluster(state.bootstrap, "run").create("t", 1)
-    bus = KafkaBus(state.bootstrap, "run", outage_s=2 * WAIT_S)
+) -> None:
+    """The same port, all records, and the dead one is fenced. A record that was half read comes
+    whole, for a reader and for a group's member; until then their polls bring nothing."""
+    first = own_broker.start()
+    fence_log = own_broker.folder / "fence.log"
+    properties = own_broker.folder / "data" / "meta.properties"
+    assert not fence_log.exists()
+    written = [f"record {i}".encode() for i in range(50)]
+    write(first.bootstrap, "kept", written)
+    formatted_at = properties.stat().st_mtime_ns
+    KafkaCluster(first.bootstrap, "run").create("t", 1)
+    bus = KafkaBus(first.bootstrap, "run", outage_s=2 * WAIT_S)
     large = os.urandom(NUM_BYTES)
     with bus.producer("p") as producer:
         producer.commit([Outgoing(topic="t", key=b"k", value=(large,), partition=0)])
@@ -49,11 +59,19 @@ def test_a_record_that_was_half_read_when_the_broker_died_comes_whole_after_it(
                 return True if feed.assembler.incomplete() else None
 
             within(WAIT_S, is_half_read, "a part came")
-        os.kill(state.pid, signal.SIGKILL)
+        os.kill(first.pid, signal.SIGKILL)
         for poll in polls * 100:  # what was fetched is used up, and the range is asked for
             assert [] == list(poll(0.01))
         within(WAIT_S, lambda: own_broker.status() is None or None, "the broker is gone")
-        own_broker.start()
+        assert own_broker.coming(begin_s=0.0) is None
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(EmbeddedBroker(own_broker.folder).coming, WAIT_S)
+            second = own_broker.start()
+            assert second == waiting.result(WAIT_S)
         for poll in polls:
             (record,) = within(WAIT_S, lambda poll=poll: poll(0.1) or None, "the record")
             assert large == bytes(record.value)
+    assert FENCED in fence_log.read_text("utf-8")
+    assert (first.port, True) == (second.port, first.pid != second.pid)
+    assert written == read(second.bootstrap, "kept", len(written))
+    assert formatted_at == properties.stat().st_mtime_ns

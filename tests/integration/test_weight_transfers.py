@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import queue
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -21,7 +20,9 @@ from rlstreams.workers.weights.collective import CollectiveWeightServer
 from rlstreams.workers.weights.layout import weight_hash
 from rlstreams.workers.weights.link.handshake import receiver_key
 from rlstreams.workers.weights.sender import SenderDeadlines
-from tests.integration.puller_process import ROWS
+from tests.integration import worker_process
+from tests.integration.puller_process import ROWS, pull
+from tests.proc import state_of
 
 SECRET, EPOCH = "secret", 3
 STALL_S = 3.0
@@ -49,31 +50,45 @@ class Log:
 
 
 @dataclass
+class Puller:
+    """A process, and the way to it."""
+
+    process: BaseProcess
+    end: Connection
+
+    def said(self) -> Any:
+        assert self.end.poll(DEADLINE_S), "it says nothing"
+        return self.end.recv()
+
+
+@dataclass
 class Stand:
     """A trainer with a published version, and its pullers."""
 
     server: CollectiveWeightServer
     log: Log
     weights: dict[str, torch.Tensor]
-    pullers: list[subprocess.Popen[str]] = field(default_factory=list)
+    pullers: list[Puller] = field(default_factory=list)
 
-    def puller(self, name: str, number: int = 0) -> subprocess.Popen[str]:
-        """A process that is ready to pull."""
+    def puller(self, name: str, number: int = 0) -> Puller:
+        """A process that is ready to pull, forked from one that has torch."""
         (endpoint,) = self.server.endpoints()
-        command = [sys.executable, "-m", "tests.integration.puller_process", endpoint.address]
-        command += [name, receiver_key(SECRET, name), str(EPOCH), str(int(number))]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.pullers.append(process)
-        assert process.stdout.readline() == "ready\n"
-        return process
+        processes = multiprocessing.get_context("forkserver")
+        # One fork server forks all of this folder's: whoever starts it has it know both.
+        processes.set_forkserver_preload([pull.__module__, worker_process.__name__])
+        ours, theirs = multiprocessing.Pipe()
+        given = (theirs, endpoint.address, name, receiver_key(SECRET, name), EPOCH, int(number))
+        made = Puller(processes.Process(target=pull, args=given), ours)
+        made.process.start()
+        theirs.close()
+        self.pullers.append(made)
+        assert made.said() == "ready"
+        return made
 
-    def go(self, *pullers: subprocess.Popen[str]) -> None:
+    def go(self, *pullers: Puller) -> None:
         """All connect; then all stand in the log, so that they share one broadcast."""
-        for process in pullers:
-            process.stdin.write("go\n")
-            process.stdin.flush()
+        for puller in pullers:
+            puller.end.send("go")
         for _ in pullers:
             self.log.wait("puller_joined")
         for index in range(len(self.pullers)):
@@ -103,16 +118,11 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
     try:
         yield made
     finally:
-        for process in made.pullers:
-            process.kill()
-            process.communicate()
+        for puller in made.pullers:
+            puller.process.kill()
+            puller.process.join(DEADLINE_S)
+            puller.end.close()
         server.close()
-
-
-def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, _ = process.communicate(timeout=DEADLINE_S)
-    said: dict[str, Any] = json.loads(out)
-    return said
 
 
 @pytest.mark.parametrize(
@@ -128,7 +138,7 @@ def test_a_puller_lost_in_the_middle_stalls_nobody_beyond_a_deadline(
     stand.server.publish(1, stand.weights)
     published_s = time.monotonic() - started_s
 
-    said = answer(survivor)
+    said = survivor.said()
     lost = stand.log.wait("puller_lost")
 
     assert said.get("hash") == weight_hash(stand.weights), said
@@ -142,21 +152,20 @@ def test_a_sender_that_ends_is_noticed_at_once(stand: Stand) -> None:
     """A puller in the middle of a transfer, held up by another one, does not wait it out."""
     survivor, victim = stand.puller("receiver0"), stand.puller("receiver1", signal.SIGSTOP)
     stand.go(survivor, victim)
-    stopped = state_of(victim)
+    stopped = stopped_state(victim)
     started_s = time.monotonic()
     stand.server.close()
-    said = answer(survivor)
+    said = survivor.said()
     assert stopped == "T"
     assert said["kind"] == "link", said
     assert time.monotonic() - started_s < DEADLINE_S / 2
 
 
-def state_of(process: subprocess.Popen[str]) -> str:
+def stopped_state(puller: Puller) -> str:
     """`T` as soon as it has stopped itself (proc(5), stat)."""
     until_s = time.monotonic() + DEADLINE_S
     state = ""
     while state != "T" and time.monotonic() < until_s:
-        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii")
-        state = stat.rpartition(")")[2].split()[0]
+        state = state_of(puller.process.pid)
         time.sleep(0.01)
     return state

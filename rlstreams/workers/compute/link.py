@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlstreams.streams.process.child import Child, Orphaned
-from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.base import VISIBLE
 
 PROGRAM = "rlstreams.workers.compute.follower"
 ALIVE = "alive"  # sent by a follower between its answers

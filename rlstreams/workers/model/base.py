@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CPU = "cpu"  # a device
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOGITS_BYTES = 256 << 20  # float32 logits that are computed at once, where many are needed
 
 # Exceptions of a library's forward, a kernel or a compiler that cannot do a call.

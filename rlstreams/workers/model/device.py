@@ -14,10 +14,9 @@ import numpy.typing as npt
 import torch
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.model.base import CPU
+from rlstreams.workers.model.base import CPU, VISIBLE
 
 CUDA = "cuda"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 T = TypeVar("T")
 
 

@@ -16,10 +16,10 @@ from rlstreams.debug.rerun.rebuilt import RerunError
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.words.spelling import NUMBERS
-from tests.heavy.blame.run_stand import BAD_STEP, STEPS, Run, small_run
+from tests.heavy.blame.run_stand import BAD_STEP, Run, small_run
 from tests.memory.bus import MemoryBus
 
-SPAN = range(BAD_STEP - 1, BAD_STEP + 2)
+SPAN = range(BAD_STEP - 1, BAD_STEP + 1)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_step_and_group_are_named(poisoned: Run, by_store: Bisected, num_before:
     assert by_store.departure.point.step in (BAD_STEP, BAD_STEP + 1)
     assert {BAD_STEP - 2, BAD_STEP - 1} & set(by_store.again), "no version in between was evaluated"
 
-    who = blamed(poisoned, SPAN, metric="held_out", at=STEPS)
+    who = blamed(poisoned, SPAN, metric="held_out", at=BAD_STEP + 2)
     assert [poisoned.bad] == [one.name for one in who.to_blame]
     (one,) = who.to_blame
     assert one.again is not None
@@ -90,7 +90,7 @@ def test_other_rewards_and_other_sets(poisoned: Run) -> None:
     """With the rewards that it should have had the gradient is as ever; a worker is a set too."""
     group = poisoned.bad.split()[1]
     at = {"metric": "grad_norm", "at": BAD_STEP}
-    steps = range(BAD_STEP - 1, BAD_STEP + 1)
+    steps = range(BAD_STEP, BAD_STEP + 1)
     bad = next(e for e in blamed(poisoned, steps, **at).effects if e.name == poisoned.bad)
     right = {(group, int(s.sample.split("/")[1])): (100 - s.reward) / 200 for s in bad.samples}
     assert {0.0, 1.0} == set(right.values())

@@ -103,7 +103,7 @@ def record(event: ScoredTrajectory, offset: int) -> RawRecord:
     return RawRecord(position=Position(SCORED.name, 0, offset), offsets=(0,), key=b"", value=value)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_step_takes_or_names_what_intake_takes(training: Training, data: Any) -> None:
     """Numbers at every bound, dtypes and codecs of every kind, segments without a token."""

@@ -17,8 +17,7 @@ from rlstreams.workers.compute.rank_server import make_rank_server
 from rlstreams.workers.compute.team import FollowerError, Team
 from rlstreams.workers.config.run import ModelSection, RunConfig, WeightsSection
 from rlstreams.workers.config.trainer import TrainerSection
-from rlstreams.workers.model.base import RankLostError
-from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.base import VISIBLE, RankLostError
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.step import StepResult
 from tests.containers import wait_until

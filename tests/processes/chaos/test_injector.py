@@ -27,6 +27,7 @@ from tests.chaos.plan import BROKER, Fault, FaultKind, Journal
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
+from tests.proc import state_of
 from tests.processes.supervisor.small import DEADLINE_S, Scripts, all_up, until
 
 if TYPE_CHECKING:
@@ -109,10 +110,6 @@ def injector(*faults: Fault) -> FaultInjector:
     return FaultInjector(Journal(planned=faults))
 
 
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
-
-
 def test_a_broker_that_sleeps_is_woken(stage: Stage) -> None:
     keeper = Keeper()
     one = injector(fault(BROKER, FaultKind.STOP, stop_s=0.01))
@@ -160,7 +157,7 @@ def test_who_sleeps_is_woken_when_the_run_ends(stage: Stage) -> None:
     stage.begin(one)
     stage.until(one, lambda: bool(one.journal.injections))
     child = stage.fleet.of("rollout")[0].child
-    stage.until(one, lambda: is_stopped(child.pid))
+    stage.until(one, lambda: state_of(child.pid) == "T")
     one.tick(is_running=False)
     stage.until(one, lambda: bool(stage.fleet.exits))
     assert 75 == stage.fleet.exits[0].status

@@ -15,6 +15,7 @@ import pytest
 
 from rlstreams.streams.process import child as module
 from rlstreams.streams.process.child import Child, Orphaned
+from tests.proc import is_alive
 
 DEADLINE_S = 60.0
 Owned = Callable[..., tuple[subprocess.Popen[str], int, int]]
@@ -90,15 +91,6 @@ def until(reached: Callable[[], object], what: str) -> None:
     while not reached():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    """Runs: what nobody has collected yet does not."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return fields[0] not in "ZX"
 
 
 @pytest.mark.parametrize("orphaned", Orphaned)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from rlstreams.streams.process import child
 from rlstreams.workers.sandbox import process, program
 from rlstreams.workers.sandbox.reward import Judgement
 from tests.contract.polling import within
+from tests.proc import is_alive
 from tests.processes.sandbox.either import ERRORS, LINE, SOURCES, Either
 
 ROOT = Path(__file__).parents[3]
@@ -160,25 +161,14 @@ def test_the_memory_limit_where_the_kernel_sets_none(tmp_path: Path) -> None:
     assert program.OUT_OF_MEMORY == done.returncode
 
 
-def has_ended(pid: int) -> Callable[[], bool | None]:
-    def look() -> bool | None:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except FileNotFoundError:
-            return True
-        return stat.rpartition(")")[2].split()[0] == "Z" or None
-
-    return look
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt orphans")
 @pytest.mark.parametrize("text", ["os.getpid()", DETACHED])
 def test_all_that_it_started_ends_when_it_is_closed(tmp_path: Path, kind: str, text: str) -> None:
     """Also what has left it in every way; then nothing is answered any more."""
     with Either(tmp_path, kind) as one:
         pid = int(one.ask(text).reward)
-        assert not has_ended(pid)()
-    within(30, has_ended(pid), f"the end of process {pid}")
+        assert is_alive(pid)
+    within(30, lambda: None if is_alive(pid) else True, f"the end of process {pid}")
     with pytest.raises(ERRORS, match="is closed"):
         one.ask("1")
 
@@ -197,9 +187,9 @@ def test_all_that_it_started_ends_when_the_worker_is_killed(tmp_path: Path, kind
     command = [sys.executable, "-c", worker, str(tmp_path), kind, DETACHED, UNTIL_ORPHANED]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         pid = int(running.stdout.readline())
-        assert not has_ended(pid)()
+        assert is_alive(pid)
         os.kill(running.pid, signal.SIGKILL)
-    within(30, has_ended(pid), f"the end of process {pid}")
+    within(30, lambda: None if is_alive(pid) else True, f"the end of process {pid}")
 
 
 def test_a_system_without_room_for_a_process_is_an_error_in_words(

@@ -34,6 +34,7 @@ from rlstreams.workers.server.process import (
     start_locks,
 )
 from rlstreams.workers.server.worker import Patience, ServerEndedError, ServerWorker
+from tests.proc import is_alive
 from tests.unit.roles.stand import Stand
 
 LIMIT_S = 60.0
@@ -57,13 +58,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 print("it listens", flush=True)
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
 
 
 class World:

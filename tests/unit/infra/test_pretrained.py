@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from infra.examples.pretrained import forgotten, model, solver, tasks, warm_up
+from infra.examples.pretrained import model, solver, tasks, warm_up
 from infra.examples.reasoner import evaluate
 from infra.examples.reasoner.tasks import Problem
 from rlstreams.check.doctor.check import Level
@@ -27,10 +27,12 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.gateway.template import TemplateRenderer
 from rlstreams.workers.model.tokenizer import Tokenizer
 from tests import families
-from tests.gpu import pretrained, pretrained_picture, reasoner
+from tests.gpu import pretrained, reasoner
 from tests.late import Late
 
 transformers = Late("transformers")
+forgotten = Late("infra.examples.pretrained.forgotten")
+pretrained_picture = Late("tests.gpu.pretrained_picture")  # imports matplotlib
 EXAMPLE = Path(tasks.__file__).parent
 
 

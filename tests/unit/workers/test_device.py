@@ -9,7 +9,8 @@ import torch
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
-from rlstreams.workers.model.device import VISIBLE, claim_device, nearest_devices
+from rlstreams.workers.model.base import VISIBLE
+from rlstreams.workers.model.device import claim_device, nearest_devices
 
 
 @pytest.fixture

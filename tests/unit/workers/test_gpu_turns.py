@@ -20,7 +20,7 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.engines import gpu_turns
 from rlstreams.workers.engines.gpu_turns import GpuTurns
 from rlstreams.workers.model import device
-from rlstreams.workers.model.device import VISIBLE
+from rlstreams.workers.model.base import VISIBLE
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
 TWO = [EXAMPLES / "gsm8k-2gpu.toml"]
@@ -92,9 +92,13 @@ def test_who_takes_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert turns(monkeypatch, "logprob", *both) is not None  # the first of them
 
 
+# Nothing is computed: torch, which only says that there is no GPU, would take three CPU seconds.
 WORK = """
-import sys, time
+import sys, time, types
 from pathlib import Path
+sys.modules["torch"] = types.SimpleNamespace(
+    cuda=types.SimpleNamespace(is_available=lambda: False)
+)
 from rlstreams.workers.engines.gpu_turns import GpuTurns
 folder, name = Path(sys.argv[1]), sys.argv[2]
 turns = GpuTurns("0", print, folder=folder)
