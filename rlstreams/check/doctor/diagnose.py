@@ -23,6 +23,7 @@ from rlstreams.check.doctor.engines import BUILTIN, engine_checks, installed
 from rlstreams.check.doctor.machine import files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
+    check_decoding,
     check_layouts,
     check_reference,
     check_routers,
@@ -213,6 +214,9 @@ def _of_model(
     if host.has("logprob", "trainer"):
         yield from probed("routing", lambda: _routing(config, model))
         yield from probed("layout", lambda: _layouts(config, model, host))
+    if host.has("rollout") and config.rollout.engine == BUILTIN:
+        sampled_by = f"rollout.engine is {BUILTIN!r}"
+        yield from probed("decoding", lambda: check_decoding(model, sampled_by))
     if host.has("rollout") and (warning := start_warning(config)):
         yield warn("sampling", warning, "")
 

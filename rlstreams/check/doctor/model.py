@@ -95,7 +95,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | None) -> None:
-    """The installed transformers has the model, and the built-in engine can decode it."""
+    """The installed transformers has the model, and its layers are of kinds that are known."""
     where, kind = f"model.path: {folder / 'config.json'}", text["model_type"]
     if library is not None and not library.has_class:
         raise ConfigError(
@@ -112,11 +112,6 @@ def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | N
     if foreign := sorted(layers - KNOWN_LAYERS):
         known = ", ".join(sorted(KNOWN_LAYERS))
         raise ConfigError(f"{where}: layer_types has {', '.join(foreign)}; known are {known}")
-    if LINEAR in layers:
-        raise ConfigError(
-            f"{where}: layer_types has {LINEAR}: such layers carry a state that the "
-            "built-in engine's cache does not hold; take a model without them"
-        )
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -285,6 +280,23 @@ def check_routers(config: RunConfig, model: ModelFolder) -> None:
         raise ConfigError(
             f"trainer.routing_replay is true, but {model.path} is a dense model "
             f"({model.config['model_type']}): it has no routers; set it to false"
+        )
+
+
+def check_decoding(model: ModelFolder, sampled_by: str) -> None:
+    """Check that the built-in engine can sample; a server and the other roles do not need it.
+
+    Args:
+        sampled_by: the setting or the command that samples with the built-in engine.
+
+    Raises:
+        ConfigError: a model with recurrent layers.
+    """
+    if LINEAR in (model.config.get("layer_types") or ()):
+        raise ConfigError(
+            f"{sampled_by}, but layer_types in {model.path / 'config.json'} has {LINEAR}: such "
+            "layers carry a state that the built-in engine's cache does not hold; have a server "
+            "sample (rollout.engine = 'vllm' or 'sglang'), or take a model without them"
         )
 
 
