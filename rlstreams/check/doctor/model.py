@@ -311,7 +311,7 @@ def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING
     """
     layouts, checked = {}, []
     sections = {"trainer": config.trainer} | (
-        {"logprob": config.logprob} if config.logprob.place == "separate" else {}
+        {"logprob": config.logprob} if config.has_scorer else {}
     )
     for role, section in sections.items():
         asked, ranks = section.layout, section.ranks

@@ -88,7 +88,7 @@ def scores_again(
     """
     if config.logprob.place != "separate":
         raise NotRecordedError(
-            f"logprob.place is {config.logprob.place!r}: the log-prob worker scored nothing"
+            f"logprob.place is {config.logprob.place!r}: the log-prob worker scored no policy"
         )
     made = ScoreReplay()
     places = [recording.folder / "weights", *folders, Path(config.folder) / "weights"]

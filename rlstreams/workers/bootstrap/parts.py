@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,11 +198,7 @@ def _logprob(context: Context) -> Pausable:
     from rlstreams.workers.logprob.worker import make_worker
 
     if context.config.logprob.place != "separate":
-        from rlstreams.workers.logprob.passing import PassingScorer
-        from rlstreams.workers.weights.file import FileWeightChannel
-
-        passing = PassingScorer(model_folder(context.config.model.path))
-        return make_worker(context, context.bus, passing, FileWeightChannel())
+        return _passing(context)
     from rlstreams.workers.model.base import CPU
 
     turns, config = turns_of(context), placed(context.config)
@@ -216,6 +212,21 @@ def _logprob(context: Context) -> Pausable:
             if why:
                 log.warning(what, why=why)
     return make_worker(context, context.bus, scorer, weight_channel(context), reference)
+
+
+def _passing(context: Context) -> Pausable:
+    """The log-prob role that scores no policy; under a reference, where the loss asks for it."""
+    from rlstreams.workers.logprob.passing import PassingScorer
+    from rlstreams.workers.logprob.worker import make_worker
+    from rlstreams.workers.weights.file import FileWeightChannel
+
+    config, reference = context.config, None
+    if config.has_scorer:
+        turns = turns_of(context)
+        with _scorers(placed(config), turns.run if turns else None) as (_, reference):
+            pass
+    scorer = PassingScorer(model_folder(config.model.path))
+    return make_worker(context, context.bus, scorer, FileWeightChannel(), reference)
 
 
 def make_scorers(
@@ -232,6 +243,23 @@ def make_scorers(
         EngineError: the model cannot be loaded.
     """
     from rlstreams.workers.compute.score import scorer_of
+
+    folder = model_folder(config.model.path)
+    with _scorers(config, run) as (options, reference):
+        scorer = scorer_of(folder, replay_routes=config.trainer.routing_replay, **options)
+    return scorer, reference
+
+
+@contextlib.contextmanager
+def _scorers(
+    config: RunConfig, run: BinRunner | None
+) -> Iterator[tuple[Mapping[str, Any], Reference | None]]:
+    """What scorers of the log-prob role are made with, and the reference, which is made already;
+    on an exception the ranks end.
+
+    Raises:
+        ConfigError, EngineError: as `make_scorers`.
+    """
     from rlstreams.workers.compute.team import Team
     from rlstreams.workers.model.device import claim_devices
 
@@ -255,10 +283,8 @@ def make_scorers(
         if section.ranks > 1:
             options["team"] = Team(gpus, host=config.weights.host, owner="scorer")
             on_error.callback(options["team"].close)
-        reference = _reference(config, compared, options) if compared else None
-        scorer = scorer_of(folder, replay_routes=config.trainer.routing_replay, **options)
+        yield options, _reference(config, compared, options) if compared else None
         on_error.pop_all()
-    return scorer, reference
 
 
 def _reference_folder(config: RunConfig, model: Path) -> Path:

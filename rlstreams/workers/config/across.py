@@ -133,11 +133,6 @@ def _place_problems(config: RunConfig) -> Iterator[str]:
             "[logprob.place], but [trainer.loss.proximal]: nobody computes these log-probs; set "
             '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
         )
-    if logprob.place != "separate" and loss.why_compared:
-        yield (
-            f"[logprob.place], but {loss.why_compared}: nobody computes log-probs of the "
-            'reference; set logprob.place to "separate"'
-        )
 
 
 def _device_problems(config: RunConfig) -> Iterator[str]:
@@ -198,7 +193,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
                 f"[{role}.ranks] from {name!r} on, {shares}, which has gpus {list(device.gpus)}: "
                 f"add {sorted(behind)} to devices.gpus"
             )
-    if "logprob" in device.roles and config.logprob.place != "separate":
+    if "logprob" in device.roles and not config.has_scorer:
         yield f"[logprob.place], {shares}: it holds no model there; leave it out of devices.roles"
     is_copied = config.weights.is_link and config.weights.snapshot == "device"
     if "trainer" in device.roles and is_copied:
