@@ -33,7 +33,7 @@ from rlstreams.check.doctor.model import (
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
-from rlstreams.workers.config.across import judging, length_warning, loss_warning, start_warning
+from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
@@ -209,8 +209,8 @@ def _of_model(
         yield from probed("reference", lambda: _reference(config, model, is_start=is_start))
     if host.has("trainer") and (warning := length_warning(config, model.longest)):
         yield warn("turns", warning, "")
-    if host.has("trainer") and (warning := loss_warning(config)):
-        yield warn("loss", warning, "")
+    if host.has("trainer"):
+        yield from (warn("loss", warning, "") for warning in loss_warnings(config))
     if host.has("logprob", "trainer"):
         yield from probed("routing", lambda: _routing(config, model))
         yield from probed("layout", lambda: _layouts(config, model, host))
