@@ -22,6 +22,7 @@ from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.nearest import meant_path
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON
+from rlstreams.workers.logprob.reference import check_tokens
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import (
     KNOWN_LAYERS,
@@ -256,18 +257,13 @@ def _read(folder: Path) -> ModelFolder:
 def check_reference(config: RunConfig, model: ModelFolder) -> str:
     """Describe the model that the loss compares with; "": there is none, or it is the start.
 
-    Raises ConfigError: it is no model folder, or has another vocabulary.
+    Raises ConfigError: it is no model folder, or its token ids mean other tokens.
     """
     path = config.logprob.reference
     if path == START or not config.trainer.loss.why_compared:
         return ""
     found = read_model(path, "logprob.reference")
-    sizes = [one.config.get("vocab_size") for one in (found, model)]
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            f"logprob.reference is {path!r}, whose vocabulary has {sizes[0]} tokens; "
-            f"model.path's has {sizes[1]}"
-        )
+    check_tokens(config, found.path, model.path)
     return f"{found.path}: {_amount(found.num_parameters)} parameters"
 
 

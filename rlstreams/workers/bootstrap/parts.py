@@ -291,23 +291,13 @@ def _reference_folder(config: RunConfig, model: Path) -> Path:
     """Folder of the reference: `trainer.loss.kl_coef` keeps the policy close to it, or it teaches.
 
     Raises:
-        ConfigError: it has another vocabulary, or one of fewer tokens than are asked for.
+        ConfigError, EngineError, TokenizerError: as `check_tokens`.
     """
-    from rlstreams.workers.model.folder import read_config, vocab_size_of
+    from rlstreams.workers.logprob.reference import check_tokens
 
     is_start = config.logprob.reference == START
     folder = model if is_start else model_folder(config.logprob.reference)
-    sizes = [vocab_size_of(read_config(one)) for one in (folder, model)]
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
-            f"{sizes[0]} tokens; {config.model.path} has {sizes[1]}: name a model of "
-            "the same tokenizer"
-        )
-    if (top_k := config.trainer.loss.distill_top_k) > sizes[0]:
-        raise ConfigError(
-            f"trainer.loss.distill_top_k is {top_k}, but the vocabulary has {sizes[0]} tokens"
-        )
+    check_tokens(config, folder, model)
     return folder
 
 
