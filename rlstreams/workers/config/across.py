@@ -55,7 +55,10 @@ def check_across(config: RunConfig) -> None:
 def _sample_problems(config: RunConfig) -> Iterator[str]:
     trainer, prompts, rollout = config.trainer, config.prompts, config.rollout
     if trainer.min_group_samples > prompts.group_size:
-        yield "[trainer.min_group_samples], but [prompts.group_size]: no group could be trained"
+        yield (
+            "[trainer.min_group_samples], but [prompts.group_size]: no group could be trained; "
+            "lower the one, or raise the other"
+        )
     if prompts.evaluate_every and not config.data.has_held_out:
         yield (
             "[prompts.evaluate_every], but data.held_out is empty: there is nothing to evaluate "
@@ -103,8 +106,9 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
             yield f"[{name}], but vLLM takes at most 2"
     if rollout.engine == "sglang" and (rollout.top_p < 1 or rollout.top_k):
         yield (
-            "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
-            "reports log-probs of the uncut distribution, not of the one that it samples from"
+            "rollout.top_p and rollout.top_k must be off (1 and 0) with rollout.engine = 'sglang': "
+            "it reports log-probs of the uncut distribution, not of the one that it samples from; "
+            "'vllm' and 'builtin' report those of the cut one"
         )
 
 
