@@ -19,7 +19,7 @@ from rlstreams.check.doctor.devices import (
     memory_checks,
     placements,
 )
-from rlstreams.check.doctor.engines import BUILTIN, engine_checks, installed
+from rlstreams.check.doctor.engines import engine_checks, installed
 from rlstreams.check.doctor.machine import files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
@@ -39,7 +39,7 @@ from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references
 from rlstreams.workers.config.reward import ENVIRONMENT
-from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.run import BUILTIN, START, RunConfig
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import check_alone, is_loopback
 from rlstreams.workers.prompts.issue import text_of
@@ -214,7 +214,7 @@ def _of_model(
     if host.has("logprob", "trainer"):
         yield from probed("routing", lambda: _routing(config, model))
         yield from probed("layout", lambda: _layouts(config, model, host))
-    if host.has("rollout") and config.rollout.engine == BUILTIN:
+    if host.has("rollout") and not config.is_served:
         sampled_by = f"rollout.engine is {BUILTIN!r}"
         yield from probed("decoding", lambda: check_decoding(model, sampled_by))
     if host.has("rollout") and (warning := start_warning(config)):
@@ -249,7 +249,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     _say_gpus(config, progress)
     model = read_model(config.model.path)
     checks = list(_of_model(config, model, progress=progress))
-    if config.rollout.engine != BUILTIN and not config.engine.urls:
+    if config.is_served and not config.engine.urls:
         checks.append(installed(config, has_model=True))
     for check in checks:
         if check.level is Level.FAIL:

@@ -183,7 +183,7 @@ def _server(context: Context) -> Pausable:
 
 def _engine(context: Context) -> Engine:
     config = context.config
-    if config.rollout.engine != "builtin":
+    if config.is_served:
         from rlstreams.workers.bootstrap.served import make_served_engine
 
         return make_served_engine(context)

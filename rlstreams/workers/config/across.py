@@ -175,7 +175,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
                 f"engine.urls names {len(config.engine.urls)} servers, {shares}: when its worker "
                 "dies, nobody has them give their memory up; leave it empty, and `up` starts them"
             )
-        if role == "rollout" and config.rollout.engine != "builtin":
+        if role == "rollout" and config.is_served:
             continue  # a server chooses its own
         allowed = [f"cuda:{gpu}" for gpu in device.gpus] or ["cpu"]
         name = {"cuda": "cuda:0", AUTO: allowed[0]}.get(section.device, section.device)

@@ -39,6 +39,7 @@ from rlstreams.workers.config.trainer import (
 
 START = "start"  # a reference: the model that the run began with
 AUTO = "auto"  # a device: where it costs least
+BUILTIN = "builtin"  # an engine: a model in the worker's process, no server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +260,14 @@ class RunConfig:
         return next((device for device in self.devices if role in device.roles), None)
 
     @property
+    def is_served(self) -> bool:
+        """Whether model servers sample, and not the workers themselves."""
+        return self.rollout.engine != BUILTIN
+
+    @property
     def num_servers(self) -> int:
         """Model servers that the run samples from."""
-        if self.rollout.engine == "builtin":
+        if not self.is_served:
             return 0
         return len(self.engine.urls) or self.rollout.workers * self.engine.servers
 
@@ -335,7 +341,7 @@ class RunConfig:
         """Indices of these GPUs that trainer and samplers have."""
         first = int(self.trainer.device.partition(":")[2] or 0)
         used = {*range(first, first + self.trainer.ranks_here)}
-        if self.rollout.engine == "builtin":
+        if not self.is_served:
             kind, _, number = self.rollout.device.partition(":")
             return used | ({int(number or 0)} if kind != "cpu" else set())
         num_servers = 0 if self.engine.urls else self.rollout.workers * self.engine.servers

@@ -248,7 +248,7 @@ def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
         ConfigError: it counts fewer.
     """
     is_judged = bool(config.judge.model)
-    if role == "server" and config.rollout.engine == "builtin" and not is_judged:
+    if role == "server" and not config.is_served and not is_judged:
         raise ConfigError(
             "rollout.engine is 'builtin', which samples in its worker: a run has a model server "
             "with 'vllm' or 'sglang'"
