@@ -34,14 +34,14 @@ from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
 from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
-from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.config.checks import check_address, is_loopback
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references
 from rlstreams.workers.config.reward import ENVIRONMENT
 from rlstreams.workers.config.run import BUILTIN, START, RunConfig
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
-from rlstreams.workers.loop.agreement import check_alone, is_loopback
+from rlstreams.workers.loop.agreement import check_alone
 from rlstreams.workers.prompts.issue import text_of
 from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier

@@ -155,6 +155,12 @@ def check_address(field: str, host: str) -> None:
         ) from err
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address, or that of a url, means another place on each host."""
+    host = (urlsplit(address).hostname or "") if "//" in address else address
+    return host == "::1" or host.partition(".")[0] in ("localhost", "127")
+
+
 def free_ports(host: str, number: int) -> list[int]:
     """Ports that nobody listens on now."""
     with ExitStack() as stack:

@@ -18,6 +18,7 @@ import msgspec
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
@@ -90,7 +91,6 @@ _JUDGED_WITH = (
     "judge.args",
 )
 HELD_OUT = "held_out"
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
@@ -196,11 +196,6 @@ def other_release(claim: TrainerStarted) -> str:
         for name, own in here.items()
         if NOT_INSTALLED not in (own, there.get(name, NOT_INSTALLED)) and own != there[name]
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of one host reach the address `host`."""
-    return host.startswith(_LOOPBACK)
 
 
 def out_of_reach(claim: TrainerStarted, host: str) -> str:

@@ -24,7 +24,7 @@ from rlstreams.streams.log.errors import (
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import SILENT_S
-from rlstreams.workers.engines.served.http import is_loopback
+from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader

@@ -15,6 +15,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
@@ -285,3 +286,22 @@ def test_weights_on_loopback_are_out_of_reach_of_other_hosts() -> None:
     assert "" == out_of_reach(claim, "learner")
     by_file = factories.trainer_started(config=resolved_json(OURS))
     assert "" == out_of_reach(by_file, "sampler")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.0.9", True),
+        ("localhost", True),
+        ("::1", True),
+        ("http://localhost:8000", True),
+        ("http://[::1]:8000/", True),
+        ("10.0.0.1", False),
+        ("localhost5", False),
+        ("http://127-0.example.org", False),
+    ],
+)
+def test_addresses_that_only_one_host_reaches(address: str, is_own: bool) -> None:
+    """By themselves or in a url."""
+    assert is_own == is_loopback(address)
