@@ -22,6 +22,7 @@ from rlstreams.schemas.events import (
     ScoredTrajectory,
 )
 from rlstreams.streams.log.fencing import FirstRecords
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import NotRecordedError, Recording
@@ -170,7 +171,7 @@ class _Scoring:
             made.scores.add(
                 Pair(
                     event="ScoredTrajectory",
-                    about=f"sample {sample.group_id}/{sample.sample}",
+                    about=f"sample {sample_name(sample)}",
                     one=one.position,
                     other=one.position,
                     differences=tuple(differing(one.event, replace(one.event, scores=scores))),
