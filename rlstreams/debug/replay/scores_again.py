@@ -26,7 +26,7 @@ from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.workers.bootstrap.parts import make_scorers
+from rlstreams.workers.bootstrap.parts import close_scorers, make_scorers
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Scorer
 from rlstreams.workers.logprob.scoring import Reference, score_window
@@ -136,9 +136,7 @@ class _Scoring:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for scorer in (self._scorer, self._reference and self._reference.scorer):
-            if close := getattr(scorer, "close", None):  # of several ranks
-                close()
+        close_scorers(self._scorer, self._reference)
 
     def versions_of(self, window: Window) -> set[int]:
         """Return the versions that the window was scored under."""

@@ -29,7 +29,7 @@ from rlstreams.workers.loop.runtime import Pausable
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.compute.score import MeshScorer
-    from rlstreams.workers.engines.base import Engine
+    from rlstreams.workers.engines.base import Engine, Scorer
     from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.model.device import BinRunner
 
@@ -248,6 +248,13 @@ def make_scorers(
     with _scorers(config, run) as (options, reference):
         scorer = scorer_of(folder, replay_routes=config.trainer.routing_replay, **options)
     return scorer, reference
+
+
+def close_scorers(scorer: Scorer, reference: Reference | None) -> None:
+    """End the ranks of scorers that were made here, if there are any."""
+    for one in (scorer, reference and reference.scorer):
+        if close := getattr(one, "close", None):
+            close()
 
 
 @contextlib.contextmanager
