@@ -7,7 +7,6 @@ import re
 import socket
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import fields
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
@@ -159,12 +158,3 @@ def is_loopback(address: str) -> bool:
     """Whether an address, or that of a url, means another place on each host."""
     host = (urlsplit(address).hostname or "") if "//" in address else address
     return host == "::1" or host.partition(".")[0] in ("localhost", "127")
-
-
-def free_ports(host: str, number: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [probe.getsockname()[1] for probe in probes]
