@@ -30,11 +30,12 @@ from rlstreams.check.doctor.model import (
     model_checks,
     read_model,
 )
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
 from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
-from rlstreams.workers.config.checks import check_address, is_loopback
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references

@@ -152,9 +152,3 @@ def check_address(field: str, host: str) -> None:
         raise ConfigError(
             f"{field} is {host!r}, which is no address of this host: {err}; name one that is"
         ) from err
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address, or that of a url, means another place on each host."""
-    host = (urlsplit(address).hostname or "") if "//" in address else address
-    return host == "::1" or host.partition(".")[0] in ("localhost", "127")

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.workers.config.checks import is_loopback
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlstreams.workers.config.checks import is_loopback
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
