@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rlstreams.workers.config.data import GymSection as GymSection
     from rlstreams.workers.config.engine import EngineSection as EngineSection
     from rlstreams.workers.config.loss import LossSection as LossSection
+    from rlstreams.workers.config.operation import BrokerSection as BrokerSection
     from rlstreams.workers.config.operation import DeadLettersSection as DeadLettersSection
     from rlstreams.workers.config.operation import DeadlinesSection as DeadlinesSection
     from rlstreams.workers.config.reward import EnvironmentSection as EnvironmentSection
     from rlstreams.workers.config.reward import RewardPart as RewardPart
     from rlstreams.workers.config.reward import RewardSection as RewardSection
-    from rlstreams.workers.config.run import BrokerSection as BrokerSection
     from rlstreams.workers.config.run import LogprobSection as LogprobSection
     from rlstreams.workers.config.run import ModelSection as ModelSection
     from rlstreams.workers.config.run import PromptsSection as PromptsSection
@@ -50,10 +50,10 @@ _HOMES = {
     "workers.config.data": "ColumnsSection DataSection Example GymSection",
     "workers.config.engine": "EngineSection",
     "workers.config.loss": "LossSection",
-    "workers.config.operation": "DeadLettersSection DeadlinesSection",
+    "workers.config.operation": "BrokerSection DeadLettersSection DeadlinesSection",
     "workers.config.reward": "EnvironmentSection RewardPart RewardSection",
-    "workers.config.run": "BrokerSection LogprobSection ModelSection PromptsSection "
-    "RolloutSection RunConfig RunSection WeightsSection",
+    "workers.config.run": "LogprobSection ModelSection PromptsSection RolloutSection "
+    "RunConfig RunSection WeightsSection",
     "workers.config.trainer": "LoraSection OptimizerSection TrainerSection",
 }  # by module
 

@@ -30,6 +30,7 @@ OWN_IMPORTS: Mapping[str, tuple[str, ...]] = {
     ),
     "rlstreams.workers.engines": (
         "rlstreams.schemas",
+        "rlstreams.streams.addresses",
         "rlstreams.streams.log.owner_lock",
         "rlstreams.workers.model",
         "rlstreams.workers.weights",

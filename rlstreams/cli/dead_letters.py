@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlstreams.cli.named import configuration, opened_run
 from rlstreams.cli.options import RUN, CommandGroup, Takes, argument, command, option
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.text import counted
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def run_show(args: Namespace) -> int:
 
     def is_wanted(event: DeadLetter) -> bool:
         place = f"{event.origin_topic}-{event.origin_partition}@{event.origin_offset}"
-        return name in (place, f"{event.group_id}/{event.sample}")
+        return name in (place, sample_name(event))
 
     config = configuration(*args.config)
     with opened_run(config) as log:

@@ -55,10 +55,11 @@ def run(args: Namespace) -> int:
 
 
 def _rows(config: RunConfig, verifier: Verifier, args: Namespace) -> int:
-    from rlstreams.check.doctor.model import model_checks, read_model
+    from rlstreams.check.doctor.model import check_decoding, model_checks, read_model
     from rlstreams.workers.dataset.open import first_rows, prompt_encoder
 
     model = read_model(config.model.path)
+    check_decoding(model, "`rlstreams try` samples with the built-in engine")
     for check in model_checks(model, config.model.dtype):
         print(f"{check.name}: {check.found}")
     encoder = prompt_encoder(config)

@@ -237,7 +237,7 @@ def _shared_device(context: Context) -> Device | None:
 
 def _import_first(config: RunConfig, role: str) -> None:
     """Import the role's libraries; an ordinal taken before would announce it as working."""
-    if role == "server" or (role == "logprob" and config.logprob.place != "separate"):
+    if role == "server" or (role == "logprob" and not config.has_scorer):
         return
     import os
     from importlib import import_module

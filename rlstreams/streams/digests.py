@@ -1,10 +1,12 @@
-"""SHA-256 of a file's content and of a value's JSON, hexadecimal."""
+"""SHA-256 of a file's content, of a value's JSON and of texts, hexadecimal."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
+
+from rlstreams.schemas.text import whole_text
 
 
 def file_sha256(path: Path) -> str:
@@ -17,3 +19,8 @@ def json_sha256(value: object) -> str:
     """Return the SHA-256 of a value's JSON in one spelling: names in order, no white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def text_id(*said: str) -> str:
+    """Return an id that follows from texts: who says the same again gives the same id."""
+    return hashlib.sha256(whole_text("\n".join(said)).encode()).hexdigest()[:32]

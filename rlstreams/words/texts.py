@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstreams.schemas.events import TensorError, Trajectory
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.rows import main_row
 from rlstreams.words.spelling import Spelling
 
@@ -116,7 +117,7 @@ class Texts:
 
     def add(self, event: Trajectory) -> None:
         """Add a sample; one whose tokens cannot be read has no text."""
-        name = f"{event.group_id}/{event.sample}"
+        name = sample_name(event)
         try:
             tokens = _tokens_of(event)
         except (TensorError, ValueError):

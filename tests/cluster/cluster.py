@@ -13,8 +13,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from rlstreams.streams.broker.config import new_cluster_id, server_properties
+from rlstreams.streams.broker.ports import free_ports
 from tests.containers import KafkaNode, make_network, sweep, wait_until
-from tests.ports import free_ports
 
 NUM_NODES = 3
 READY_S = 120.0  # six Java starts on a busy machine

@@ -14,11 +14,11 @@ import pytest
 
 from rlstreams import open_run
 from rlstreams.schemas.events import ControlState, WorkerReport
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.workers import JOINED_FROM
 from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.load import load
 from tests.e2e.command import ROOT
-from tests.ports import free_ports
 from tests.readme_blocks import blocks
 
 DEADLINE_S = 240

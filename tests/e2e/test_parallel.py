@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.broker.ports import free_ports
 from tests.containers import wait_until
 from tests.e2e.command import CONFIG, UP_S, Started, Workspace
-from tests.ports import free_ports
 
 END_S = 10.0  # of what dies with its parent
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ import pytest
 
 from rlstreams import open_run
 from rlstreams.schemas.events import DeadLetter, DeviceLease, Trajectory
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.leases import HELD, RELEASED, Leases
 from tests.e2e.command import UP_S, Workspace
-from tests.ports import free_ports
 from tests.servers.judge_python import write_python
 
 pytestmark = pytest.mark.slow

@@ -16,13 +16,13 @@ import pytest
 
 from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.audit.auditor import audit
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.run.open_run import open_run
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.workers import JOINED_FROM
 from tests.e2e.command import CONFIG, MARK, Workspace
 from tests.hosts.slurm import Slurm
-from tests.ports import free_ports
 
 pytestmark = pytest.mark.slow
 NODES = ("n1", "n2")

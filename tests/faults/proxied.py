@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlstreams.streams.broker.config import HOST
 from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.ports import free_ports
 from tests.faults.proxy import FaultProxy
-from tests.ports import free_ports
 
 END_TXN = 26  # API keys of the protocol (Kafka's protocol guide, "API keys")
 TXN_OFFSET_COMMIT = 28

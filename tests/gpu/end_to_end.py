@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.cli.named import opened_run
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.workers.config.load import load
 from tests.gpu.qwen3 import SHAPES
@@ -44,7 +45,6 @@ from tests.gpu.timeline import table as lines_of
 from tests.gpu.timeline import timeline_of
 from tests.gpu.whole_run import hardware, run_it, tails, told_by_the_log
 from tests.gpu.workload import write_folder, write_prompts
-from tests.ports import free_ports
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "infra" / "examples" / "gsm8k-2gpu.toml"

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.workers.bootstrap.model_server import command_of, where_installed
 from rlstreams.workers.compute.score import scorer_of
-from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.base import PauseMode, TokenSequence
 from rlstreams.workers.engines.served.check import check_server
@@ -73,7 +73,7 @@ class Bench:
         words += [f"rollout.capture_experts={str(args.experts).lower()}"]
         if args.record:
             words.append("engine.load=auto")  # a folder is loaded by the loader of the start
-        config, (port,) = load([], words), free_ports("127.0.0.1", 1)
+        config, (port,) = load([], words), free_ports(1)
         url = f"http://127.0.0.1:{port}"
         where = where_installed(config, self.kind)
         environment = server_plugin.environment(self.folder / "plugin")

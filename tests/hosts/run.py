@@ -12,12 +12,12 @@ import docker
 from confluent_kafka.admin import AdminClient
 
 from rlstreams.streams.broker.config import new_cluster_id
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.errors import BrokerError
 from tests.cluster.cluster import SETTINGS
 from tests.containers import ROOT, KafkaNode, Steps, make_network, sweep, wait_until
 from tests.hosts.host import Host, roles
-from tests.ports import free_ports
 
 DEMO = ROOT / "infra/examples"
 OURS = ROOT / "infra/hosts"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.workers.bootstrap.judge_server import is_judge
 from rlstreams.workers.bootstrap.model_server import make_server_role, own_urls
-from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins
 from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import RunConfig
@@ -43,7 +43,7 @@ def role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerWork
     python, model = tmp_path / "python", tmp_path / "judge-model"
     model.mkdir()
     write_python(python)
-    (port,) = free_ports("127.0.0.1", 1)
+    (port,) = free_ports(1)
     stand = Stand(
         tmp_path, reward__verifier="judge", judge__model=str(model), judge__python=str(python),
         judge__port=port, **{"judge__args__max-model-len": 64},

@@ -15,12 +15,12 @@ import pytest
 from aiohttp import web
 
 from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.leases import GRANTED, HELD, RECALLED, Lease
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.bootstrap.model_server import make_server_role
 from rlstreams.workers.config.across import judging
-from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import load
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
@@ -44,7 +44,7 @@ class Shared:
 
     def __init__(self, folder: Path) -> None:
         (folder / "judge-model").mkdir()
-        (port,) = free_ports("127.0.0.1", 1)
+        (port,) = free_ports(1)
         judge = {"model": folder / "judge-model", "port": port}
         judge["python"] = write_python(folder / "python")
         section = "\n".join(f"{name} = {str(value)!r}" for name, value in judge.items())
@@ -163,7 +163,7 @@ def test_a_client_that_hangs_up_leaves_no_request_behind() -> None:
         app.router.add_post("/ask", never)
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
-        server, port = free_ports("127.0.0.1", 2)
+        server, port = free_ports(2)
         await web.TCPSite(runner, "127.0.0.1", server).start()
         door = gate.Gate(f"http://127.0.0.1:{server}", LIMIT_S)
         await door.start("127.0.0.1", port)

@@ -24,7 +24,7 @@ from urllib.request import Request, urlopen
 import aiohttp
 from aiohttp import web
 
-from rlstreams.workers.config.checks import free_ports
+from rlstreams.streams.broker.ports import free_ports
 from tests.servers.fake_server import FakeServer
 from tests.servers.recorded import Served
 
@@ -78,7 +78,7 @@ _JSON = {"Content-Type": "application/json"}
 @contextmanager
 def real_router(python: str, kind: str, urls: Sequence[str]) -> Iterator[str]:
     """The url of a real one, once it has found its servers."""
-    port, metrics = free_ports("127.0.0.1", 2)
+    port, metrics = free_ports(2)
     words = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     words += ["--policy", "round_robin", "--worker-urls", *urls]
     process = subprocess.Popen(

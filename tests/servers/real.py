@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.workers.bootstrap.model_server import command_of, where_installed
-from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.engines.served.facts import Kind
@@ -65,7 +65,7 @@ def vllm_server(
         *(f"engine.args.{name}={value}" for name, value in args.items()),
     ]
     config = load([DEMO, EXAMPLE], changes)
-    (port,) = free_ports(config.engine.host, 1)
+    (port,) = free_ports(1, config.engine.host)
     url = f"http://{config.engine.host}:{port}"
     where = where_installed(config, Kind.VLLM)
     command = command_of(

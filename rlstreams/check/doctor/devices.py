@@ -129,13 +129,12 @@ def placements(
         named: `CUDA_VISIBLE_DEVICES` of this process, which roles inherit.
     """
     ours, engine = visible(gpus, named), config.engine
-    is_served = config.rollout.engine != "builtin"
     samplers, replicas = (host.num_processes(config, role) for role in ("rollout", "logprob"))
     asked = [("trainer", config.trainer.device, config.trainer.ranks_here, 1)]
     scorer, why = config.scorer_on([str(gpu.index) for gpu in ours])
-    if config.logprob.place == "separate":
+    if config.has_scorer:
         asked.insert(0, ("logprob", scorer, config.logprob.ranks * replicas, 1))
-    if not is_served:
+    if not config.is_served:
         asked.insert(0, ("rollout", config.rollout.device, 1, samplers))
     for role, device, ranks, processes in asked:
         if not host.has(role):
@@ -147,7 +146,7 @@ def placements(
         field = f"{role}.device = {device}" + f" and {ranks - 1} behind it" * (ranks > 1)
         field += f" (auto: {why})" if role == "logprob" and why else ""
         yield Placement(role, field, ours[first : first + ranks], ranks, processes)
-    if is_served and not engine.urls and host.has(SERVER) and gpus:
+    if config.is_served and not engine.urls and host.has(SERVER) and gpus:
         own, num_servers = engine.env.get(VISIBLE), config.rollout.workers * engine.servers
         field = f"engine.env.{VISIBLE} = {'(not set)' if own is None else own}"
         first = host.ordinal or 0
@@ -216,11 +215,11 @@ def sizes(model: ModelFolder, config: RunConfig) -> dict[str, float]:
     compares = bool(trainer.loss.why_compared)
     layout = logprob.layout
     shares = layout.tp * layout.pp if logprob.backend == MEGATRON else logprob.ranks
-    copies_mb = (config.versions_held + 1 + compares) * weights_mb / shares
+    held = config.versions_held and config.versions_held + 1  # one more arrives
+    copies_mb = (held + compares) * weights_mb / shares
     learning_mb = LEARNING * model.num_parameters / 1e6
     if trainer.lora.rank:
         learning_mb = ADAPTING * weights_mb
-    learning_mb += weights_mb * (compares and logprob.place != "separate")
     return {
         "rollout": PROCESS_MB + 2 * weights_mb,
         "logprob": PROCESS_MB + copies_mb + _rest(LOGPROB_REST, model),

@@ -19,28 +19,30 @@ from rlstreams.check.doctor.devices import (
     memory_checks,
     placements,
 )
-from rlstreams.check.doctor.engines import BUILTIN, engine_checks, installed
+from rlstreams.check.doctor.engines import engine_checks, installed
 from rlstreams.check.doctor.machine import files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
+    check_decoding,
     check_layouts,
     check_reference,
     check_routers,
     model_checks,
     read_model,
 )
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
-from rlstreams.workers.config.across import judging, length_warning, loss_warning, start_warning
+from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import found_folder
 from rlstreams.workers.config.layers import leaves, references
 from rlstreams.workers.config.reward import ENVIRONMENT
-from rlstreams.workers.config.run import START, RunConfig
+from rlstreams.workers.config.run import BUILTIN, START, RunConfig
 from rlstreams.workers.dataset.open import first_rows, open_problems, prompt_encoder
-from rlstreams.workers.loop.agreement import check_alone, is_loopback
+from rlstreams.workers.loop.agreement import check_alone
 from rlstreams.workers.prompts.issue import text_of
 from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
@@ -208,11 +210,14 @@ def _of_model(
         yield from probed("reference", lambda: _reference(config, model, is_start=is_start))
     if host.has("trainer") and (warning := length_warning(config, model.longest)):
         yield warn("turns", warning, "")
-    if host.has("trainer") and (warning := loss_warning(config)):
-        yield warn("loss", warning, "")
+    if host.has("trainer"):
+        yield from (warn("loss", warning, "") for warning in loss_warnings(config))
     if host.has("logprob", "trainer"):
         yield from probed("routing", lambda: _routing(config, model))
         yield from probed("layout", lambda: _layouts(config, model, host))
+    if host.has("rollout") and not config.is_served:
+        sampled_by = f"rollout.engine is {BUILTIN!r}"
+        yield from probed("decoding", lambda: check_decoding(model, sampled_by))
     if host.has("rollout") and (warning := start_warning(config)):
         yield warn("sampling", warning, "")
 
@@ -245,7 +250,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
     _say_gpus(config, progress)
     model = read_model(config.model.path)
     checks = list(_of_model(config, model, progress=progress))
-    if config.rollout.engine != BUILTIN and not config.engine.urls:
+    if config.is_served and not config.engine.urls:
         checks.append(installed(config, has_model=True))
     for check in checks:
         if check.level is Level.FAIL:

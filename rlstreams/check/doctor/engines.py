@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rlstreams.workers.engines.served.facts import Kind
 
 ASK_S = 3.0  # longest answer of a server that works
-BUILTIN = "builtin"
 
 
 def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator[Check]:
@@ -29,7 +28,7 @@ def engine_checks(config: RunConfig, host: Host, *, has_model: bool) -> Iterator
     """
     if config.judge.model and host.has("server"):
         yield from probed("judge", lambda: _judge(config))
-    if config.rollout.engine == BUILTIN:
+    if not config.is_served:
         return
     if config.engine.urls and host.has("rollout"):
         every = host.ordinal is None

@@ -22,6 +22,7 @@ from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.nearest import meant_path
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.trainer import MEGATRON
+from rlstreams.workers.logprob.reference import check_tokens
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.families import (
     KNOWN_LAYERS,
@@ -95,7 +96,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | None) -> None:
-    """The installed transformers has the model, and the built-in engine can decode it."""
+    """The installed transformers has the model, and its layers are of kinds that are known."""
     where, kind = f"model.path: {folder / 'config.json'}", text["model_type"]
     if library is not None and not library.has_class:
         raise ConfigError(
@@ -112,11 +113,6 @@ def check_class(folder: Path, text: Mapping[str, Any], library: LibraryModel | N
     if foreign := sorted(layers - KNOWN_LAYERS):
         known = ", ".join(sorted(KNOWN_LAYERS))
         raise ConfigError(f"{where}: layer_types has {', '.join(foreign)}; known are {known}")
-    if LINEAR in layers:
-        raise ConfigError(
-            f"{where}: layer_types has {LINEAR}: such layers carry a state that the "
-            "built-in engine's cache does not hold; take a model without them"
-        )
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -261,18 +257,13 @@ def _read(folder: Path) -> ModelFolder:
 def check_reference(config: RunConfig, model: ModelFolder) -> str:
     """Describe the model that the loss compares with; "": there is none, or it is the start.
 
-    Raises ConfigError: it is no model folder, or has another vocabulary.
+    Raises ConfigError: it is no model folder, or its token ids mean other tokens.
     """
     path = config.logprob.reference
     if path == START or not config.trainer.loss.why_compared:
         return ""
     found = read_model(path, "logprob.reference")
-    sizes = [one.config.get("vocab_size") for one in (found, model)]
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            f"logprob.reference is {path!r}, whose vocabulary has {sizes[0]} tokens; "
-            f"model.path's has {sizes[1]}"
-        )
+    check_tokens(config, found.path, model.path)
     return f"{found.path}: {_amount(found.num_parameters)} parameters"
 
 
@@ -288,6 +279,23 @@ def check_routers(config: RunConfig, model: ModelFolder) -> None:
         )
 
 
+def check_decoding(model: ModelFolder, sampled_by: str) -> None:
+    """Check that the built-in engine can sample; a server and the other roles do not need it.
+
+    Args:
+        sampled_by: the setting or the command that samples with the built-in engine.
+
+    Raises:
+        ConfigError: a model with recurrent layers.
+    """
+    if LINEAR in (model.config.get("layer_types") or ()):
+        raise ConfigError(
+            f"{sampled_by}, but layer_types in {model.path / 'config.json'} has {LINEAR}: such "
+            "layers carry a state that the built-in engine's cache does not hold; have a server "
+            "sample (rollout.engine = 'vllm' or 'sglang'), or take a model without them"
+        )
+
+
 def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING) -> str:
     """Describe the layouts that cut the model; "": no role here has one, or it is not known yet.
 
@@ -299,7 +307,7 @@ def check_layouts(config: RunConfig, model: ModelFolder, host: Host = EVERYTHING
     """
     layouts, checked = {}, []
     sections = {"trainer": config.trainer} | (
-        {"logprob": config.logprob} if config.logprob.place == "separate" else {}
+        {"logprob": config.logprob} if config.has_scorer else {}
     )
     for role, section in sections.items():
         asked, ranks = section.layout, section.ranks

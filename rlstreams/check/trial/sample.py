@@ -169,9 +169,7 @@ def loaded(config: RunConfig) -> tuple[FolderChannel, BuiltinEngine]:
 def device_of(config: RunConfig) -> str:
     """The device that rows are tried on: the sampler's own, or the trainer's in a server's place;
     the CPU on a host without a GPU."""
-    is_builtin = config.rollout.engine == "builtin"
-    device = config.rollout.device if is_builtin else config.trainer.device
-    return usable(device)
+    return usable(config.trainer.device if config.is_served else config.rollout.device)
 
 
 def prompts_of(config: RunConfig, encoder: PromptEncoder, rows: Sequence[Row]) -> list[Prompt]:

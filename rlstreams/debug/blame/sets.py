@@ -13,6 +13,7 @@ import numpy as np
 from rlstreams.debug.blame import KINDS
 from rlstreams.schemas.events import SessionOpened, StepCompleted, Trajectory, WorkerReport
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.trainer.intake.payloads import Payload
 
@@ -52,7 +53,7 @@ def sets_of(by: str, batches: Batches, steps: range, log: RunLog) -> list[Sample
         value = key(one)
         if not value:
             raise ConfigError(
-                f"--by {by}: the log does not say which {by} sample {one.group_id}/{one.sample} "
+                f"--by {by}: the log does not say which {by} sample {sample_name(one)} "
                 f"is of; take another of {', '.join(KINDS)}"
             )
         found.setdefault(f"{by} {value}", set()).add((one.group_id, one.sample))

@@ -30,7 +30,8 @@ from rlstreams.streams.run.places import CONFIG_FILE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import override_layer, tree_layer
 from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_of
-from rlstreams.workers.config.run import BrokerSection, RunConfig
+from rlstreams.workers.config.operation import BrokerSection
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import other_files_text
 from rlstreams.workers.model.folder import max_tokens_of, read_config

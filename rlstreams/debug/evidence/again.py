@@ -19,7 +19,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError, OffsetGoneError
 from rlstreams.streams.segments import is_sampled
 from rlstreams.streams.tokens import SAMPLED
-from rlstreams.workers.bootstrap.parts import make_scorers
+from rlstreams.workers.bootstrap.parts import close_scorers, make_scorers
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Scorer
 from rlstreams.workers.engines.folder_channel import HeldWeights
@@ -90,9 +90,7 @@ def _scorer(config: RunConfig) -> Iterator[Scorer]:
     try:
         yield scorer
     finally:
-        for one in (scorer, reference and reference.scorer):
-            if close := getattr(one, "close", None):  # of several ranks
-                close()
+        close_scorers(scorer, reference)
 
 
 def _first_version(sample: Trajectory) -> int:

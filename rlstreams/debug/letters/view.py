@@ -23,7 +23,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms, outgoing
-from rlstreams.streams.log.group_ids import issue_number
+from rlstreams.streams.log.group_ids import issue_number, sample_name
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS, Topic
 from rlstreams.streams.samples.fold import Samples
@@ -80,7 +80,7 @@ class Letter:
     @property
     def sample(self) -> str:
         """`GROUP/SAMPLE`; `-` where the record names none."""
-        return f"{self.event.group_id}/{self.event.sample}" if self.event.group_id else "-"
+        return sample_name(self.event) if self.event.group_id else "-"
 
 
 class LettersView:

@@ -29,6 +29,7 @@ from rlstreams.schemas.events import (
     TensorError,
     Trajectory,
 )
+from rlstreams.streams.digests import text_id
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.run.run_log import RunLog
@@ -310,11 +311,10 @@ async def _judge(case: _Case, grader: Grader) -> tuple[OutcomeReported, str]:
     except (RewardError, NoChainError, TensorError, ValueError) as err:
         kind, note, call_id = GRADER, str(err), None
     session_id = f"{case.name[0]}/{case.name[1]}"
-    identity = f"{session_id}\n{grader.name}\n{grader.hash}"
     event = OutcomeReported(
         session_id=session_id,
         group_id=case.name[0],
-        outcome_id=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        outcome_id=text_id(session_id, grader.name, grader.hash),
         kind=kind,
         reward=judged.reward,
         grader=grader.name,

@@ -22,10 +22,11 @@ from rlstreams.schemas.events import (
     ScoredTrajectory,
 )
 from rlstreams.streams.log.fencing import FirstRecords
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.recording import NotRecordedError, Recording
-from rlstreams.workers.bootstrap.parts import make_scorers
+from rlstreams.workers.bootstrap.parts import close_scorers, make_scorers
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Scorer
 from rlstreams.workers.logprob.scoring import Reference, score_window
@@ -88,7 +89,7 @@ def scores_again(
     """
     if config.logprob.place != "separate":
         raise NotRecordedError(
-            f"logprob.place is {config.logprob.place!r}: the log-prob worker scored nothing"
+            f"logprob.place is {config.logprob.place!r}: the log-prob worker scored no policy"
         )
     made = ScoreReplay()
     places = [recording.folder / "weights", *folders, Path(config.folder) / "weights"]
@@ -135,9 +136,7 @@ class _Scoring:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for scorer in (self._scorer, self._reference and self._reference.scorer):
-            if close := getattr(scorer, "close", None):  # of several ranks
-                close()
+        close_scorers(self._scorer, self._reference)
 
     def versions_of(self, window: Window) -> set[int]:
         """Return the versions that the window was scored under."""
@@ -170,7 +169,7 @@ class _Scoring:
             made.scores.add(
                 Pair(
                     event="ScoredTrajectory",
-                    about=f"sample {sample.group_id}/{sample.sample}",
+                    about=f"sample {sample_name(sample)}",
                     one=one.position,
                     other=one.position,
                     differences=tuple(differing(one.event, replace(one.event, scores=scores))),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstreams.schemas.events import TRAIN, StepCompleted
 from rlstreams.streams.ledger import NOWHERE
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.rows import scored_rows
 from rlstreams.streams.segments import num_tokens
@@ -160,7 +161,7 @@ def _first_sample(event: StepCompleted, again: Trained, payloads: Sequence[Paylo
         now = (said.group_id, said.sample, said.reward, advantage)
         then = (ref.group_id, ref.sample, ref.reward, ref.advantage)
         if now != then:
-            return f"sample {number}, {ref.group_id}/{ref.sample} at {payload.raw.position}"
+            return f"sample {number}, {sample_name(ref)} at {payload.raw.position}"
     return "in fields that the step does not name (log-probs, tokens)"
 
 

@@ -29,6 +29,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.fencing import FirstRecords
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.text import plain_json
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, STEPS
 from rlstreams.streams.run.run_log import RunLog
@@ -171,7 +172,7 @@ def _row(
         return
     sampled = sampled_segments(event)
     yield {
-        "id": f"{event.group_id}/{event.sample}",
+        "id": sample_name(event),
         "group_id": event.group_id,
         "sample": event.sample,
         "purpose": event.purpose,

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from functools import partial
 
 from rlstreams.schemas.events import DeadLetter, Event
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.samples.life import EndedCount, Outcome
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.folds import Folds
@@ -78,7 +79,7 @@ class PoisonWatch:
 
     def _announce(self, event: DeadLetter) -> None:
         is_known = event.group_id != ""
-        name = f"sample {event.group_id}/{event.sample}" if is_known else "a foreign record"
+        name = f"sample {sample_name(event)}" if is_known else "a foreign record"
         text = f"{name} was set aside by {event.worker}, {event.reason}: {event.detail}"
         self._examples[event.reason] = text
         at_ms, num = self._announced.get(event.reason, (-NEWS_EVERY_MS, 0))

@@ -24,7 +24,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
-from rlstreams.streams.log.group_ids import evaluation_id
+from rlstreams.streams.log.group_ids import evaluation_id, sample_name
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES
 from rlstreams.streams.samples.fold import Samples
@@ -65,7 +65,7 @@ class SamplePicks:
             answer = answer_of(event, version)
         except ValueError:  # a foreign writer's record: it cannot be shown
             return
-        found = (f"{event.group_id}/{event.sample}", answer, event.finished_at_ms)
+        found = (sample_name(event), answer, event.finished_at_ms)
         kept = self._kept.setdefault((event.purpose, version), {})
         _, best, _ = kept.setdefault("best", found)
         _, worst, _ = kept.setdefault("worst", found)
@@ -305,7 +305,7 @@ class MetricRows:
 
 def _batch(event: StepCompleted) -> tuple[set[str], set[str]]:
     """Groups and names of a step's samples."""
-    names = {f"{ref.group_id}/{ref.sample}" for ref in event.samples}
+    names = {sample_name(ref) for ref in event.samples}
     return {ref.group_id for ref in event.samples}, names
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlstreams.schemas.events import TRAIN
 from rlstreams.show.report.html import clock_time, short
+from rlstreams.streams.log.group_ids import group_of
 from rlstreams.streams.samples.life import Outcome, Sample
 from rlstreams.words.texts import SampleText, parts_line
 from rlstreams.words.texts import short as cut
@@ -34,7 +35,7 @@ def _answer_row(row: Sample, text: SampleText | None) -> dict[str, Any]:
     reward = row.reward if text is None else text.reward
     return {
         "name": row.name,
-        "group": row.name.partition("/")[0],
+        "group": group_of(row.name),
         "purpose": "" if row.purpose == TRAIN else row.purpose,
         "ended": row.ended,
         "prompt": _text(text.prompt if text else None),

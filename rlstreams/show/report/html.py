@@ -12,7 +12,6 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from rlstreams.streams.log.text import utc_text
 from rlstreams.words.house import MEANING
 from rlstreams.words.screen import clock_text, number, visible
 
@@ -46,7 +46,7 @@ def short(value: float | None) -> str:
 
 def clock_time(at_ms: int) -> str:
     """Date and time, UTC."""
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if at_ms else NOTHING
+    return utc_text(at_ms) if at_ms else NOTHING
 
 
 def as_json(value: object) -> str:

@@ -247,7 +247,7 @@ class EmbeddedBroker:
         last = self._read_state()
         host = self._host
         port = self._port or (
-            last.port if last and is_free(last.port, host) else free_port(0, host)
+            last.port if last and is_free(last.port, host) else free_port(host=host)
         )
         if not is_free(port, host):
             raise BrokerError(

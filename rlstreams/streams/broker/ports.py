@@ -1,4 +1,4 @@
-"""Ports that a broker can have again after it was down."""
+"""Ports that a broker or a model server can have again after it was down."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import socket
 import struct
 
 from rlstreams.streams.broker.config import HOST
-from rlstreams.streams.log.errors import BrokerError
+from rlstreams.streams.log.errors import StreamsError
 
-# Below the ephemeral ranges of Linux and macOS: while the broker is down no client's outgoing
-# connection can take its port.
+# Below the ephemeral ranges of Linux and macOS: while its owner is down, or has not started yet, no
+# client's outgoing connection can take the port.
 _PORTS = (20_000, 32_000)
 
 
 def is_free(port: int, host: str = HOST) -> bool:
-    """Whether a broker could listen there."""
+    """Whether a process could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -39,15 +39,23 @@ def answers(port: int, host: str = HOST) -> bool:
         return False
 
 
-def free_port(other_than: int = 0, host: str = HOST) -> int:
+def free_port(*other_than: int, host: str = HOST) -> int:
     """A port that is free now.
 
     Raises:
-        BrokerError: none of a thousand was.
+        StreamsError: none of a thousand was.
     """
     low, high = _PORTS
     for _ in range(1000):
         port = low + secrets.randbelow(high - low)
-        if port != other_than and is_free(port, host):
+        if port not in other_than and is_free(port, host):
             return port
-    raise BrokerError(f"no free port between {low} and {high} on {host}")
+    raise StreamsError(f"no free port between {low} and {high} on {host}")
+
+
+def free_ports(number: int, host: str = HOST) -> list[int]:
+    """So many of them, each another; raises as `free_port`."""
+    found: list[int] = []
+    while len(found) < number:
+        found.append(free_port(*found, host=host))
+    return found

@@ -30,6 +30,7 @@ from rlstreams.schemas.events import (
     TrainerStarted,
     Trajectory,
 )
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome
@@ -46,7 +47,7 @@ class SampleId(NamedTuple):
     sample: int
 
     def __str__(self) -> str:
-        return f"{self.group_id}/{self.sample}"
+        return sample_name(self)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rlstreams.schemas import DecodeError, decode, encode
 from rlstreams.schemas.binary import NO_TEXTS, SchemaTexts
 from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import (
     ID_HEADER,
     PART_HEADER,
@@ -46,7 +47,7 @@ def _headers(subject: Event) -> Mapping[str, bytes]:
     else:
         return {}
     return {
-        ID_HEADER: f"{subject.group_id}/{subject.sample}/{attempt}".encode(),
+        ID_HEADER: f"{sample_name(subject)}/{attempt}".encode(),
         PURPOSE_HEADER: subject.purpose.encode(),
     }
 

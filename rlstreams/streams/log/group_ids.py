@@ -1,4 +1,5 @@
-"""Names of groups: a training group's is its issue number, an evaluation's has version and row.
+"""Names of groups and samples: a training group's is its issue number, an evaluation's has version
+and row, a sample's is `GROUP/SAMPLE`, as is its session's.
 
 Ids come from records that anyone may have written. A number beyond Avro's 64 bits is rejected: it
 could be read, but never written into a closed set.
@@ -7,6 +8,7 @@ could be read, but never written into a closed set.
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 MAX_DIGITS = 18
 _NUMBER = re.compile(rf"0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}}")
@@ -22,3 +24,25 @@ def evaluation_id(group_id: str) -> tuple[int, int] | None:
     """Return (version, row) of `e{version}-{row}`; None for any other id."""
     found = _EVALUATION.fullmatch(group_id)
     return (int(found[1]), int(found[2])) if found else None
+
+
+class OfSample(Protocol):
+    """An event, or a part of one, that is about a sample."""
+
+    @property
+    def group_id(self) -> str:
+        """Its group."""
+
+    @property
+    def sample(self) -> int:
+        """Its number in the group."""
+
+
+def sample_name(of: OfSample) -> str:
+    """Return a sample's name, which is also its session's id."""
+    return f"{of.group_id}/{of.sample}"
+
+
+def group_of(name: str) -> str:
+    """Return the group of a sample's name; "": it is none. A group's own id may have a slash."""
+    return name.rpartition("/")[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.schemas.calls import CLOSED_KINDS
 from rlstreams.schemas.events import Event
+from rlstreams.streams.log.group_ids import group_of
 from rlstreams.streams.log.record import NO_PLACE, Position
 from rlstreams.streams.sessions.chain import NoChainError, main_chain, undelivered_share
 from rlstreams.streams.sessions.figures import latency_s
@@ -134,7 +135,7 @@ class AgentsOfBatches:
         self._closing = _Closing(self._keep)
 
     def _keep(self, session: Session) -> None:
-        self._of[session.session_id.rpartition("/")[0]].append(session)
+        self._of[group_of(session.session_id)].append(session)
 
     def apply(self, event: Event, position: Position | None = None) -> bool:
         """Take one event; False: it is of no session, or changes nothing."""

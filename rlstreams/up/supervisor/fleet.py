@@ -27,7 +27,7 @@ LOGS = "logs"  # folder of the workers' logs, in the run's folder
 RECENT = 16  # reaped instances of a worker that its next process is given
 LOWER = {  # advice by role: the field that its memory grows with
     "trainer": "lower trainer.micro_batch_tokens, or give it more memory",
-    "logprob": "lower logprob.micro_batch_tokens, or give it more memory",
+    "logprob": "lower logprob.token_budget, or give it more memory",
     "rollout": "lower rollout.slots, or give it more memory",
 }
 ELSE = "give it more memory"

@@ -37,7 +37,7 @@ def problem(config: RunConfig, role: str, number: int, partitions: Mapping[str, 
             f"{asked}: {topic} has {partitions[topic]} partitions, and no more workers get work; "
             "broker.headroom of a new run says how many it has"
         )
-    if role == "rollout" and config.rollout.engine != "builtin":
+    if role == "rollout" and config.is_served:
         return (
             f"{asked}: rollout.engine is {config.rollout.engine!r}, and `up` dealt its model "
             "servers when it began: have a worker join with its own (`rlstreams worker rollout "

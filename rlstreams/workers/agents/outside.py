@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlstreams.streams.log.group_ids import group_of
 from rlstreams.workers.agents.agent import Ending, SamplePlace, Start, fell_silent
 from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
@@ -184,7 +185,7 @@ class OutsideAgent:
 
     async def run(self, start: Start) -> Ending:
         """See Agent."""
-        group_id, lease_s = start.session_id.rpartition("/")[0], self._section.lease_s
+        group_id, lease_s = group_of(start.session_id), self._section.lease_s
         if start.session_id in self._given_up:
             self._given_up.discard(start.session_id)
             self._filled[group_id].over.add(start.session_id)

@@ -33,7 +33,7 @@ def turns_of(context: Context) -> GpuTurns | None:
     """
     config = placed(context.config)
     trainer, logprob = config.trainer, config.logprob
-    if logprob.place != "separate" or trainer.device == "cpu" or logprob.device == "cpu":
+    if not config.has_scorer or trainer.device == "cpu" or logprob.device == "cpu":
         return None
     if config.shared_device("trainer") or config.shared_device("logprob"):
         return None

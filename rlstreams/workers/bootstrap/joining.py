@@ -26,14 +26,13 @@ from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.engine import VISIBLE, EngineSection
 from rlstreams.workers.config.hub import is_hub_name
 from rlstreams.workers.config.load import from_json, over
-from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.run import BUILTIN, RunConfig
 from rlstreams.workers.loop.agreement import is_user_code, user_code_hashes
 from rlstreams.workers.loop.claims import newest_claim
 from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.weights import file
 
-BUILTIN = "builtin"
 BEGIN_S = 20.0  # for a run that begins to make its topics; a wrong name is told after it
 CLAIM_S = 60.0  # for the trainer to claim a run that begins
 _LOOK_S = 0.5
@@ -110,7 +109,7 @@ def configured(claim: TrainerStarted, own: Sequence[str]) -> RunConfig:
     origin = f"the claim of epoch {claim.epoch}"
     theirs = from_json(claim.config, origin)
     theirs = replace(theirs, broker=replace(theirs.broker, options={}))
-    if theirs.rollout.engine == BUILTIN:
+    if not theirs.is_served:
         return over(theirs, own, origin)
     alone = replace(theirs.rollout, workers=1)  # it shares its servers with nobody
     here = over(replace(theirs, rollout=alone, engine=_of_this_host(theirs.engine)), own, origin)
@@ -137,7 +136,7 @@ def refuse_missing(config: RunConfig, role: str, claim: TrainerStarted) -> None:
         found += _missing_secret(config, claim)
     if role == "rollout":
         found += [*_missing_code(config, claim), *_missing_servers(config)]
-    elif role == "server" and config.rollout.engine == BUILTIN:
+    elif role == "server" and not config.is_served:
         found = [f"rollout.engine is {BUILTIN!r}, which samples in its workers"]
     if found:
         host = f"host {host_name()} cannot join run {config.run.id!r} as {role}: "
@@ -226,7 +225,7 @@ def _missing_secret(config: RunConfig, claim: TrainerStarted) -> Iterator[str]:
 
 
 def _missing_servers(config: RunConfig) -> Iterator[str]:
-    if config.rollout.engine != BUILTIN and not config.engine.urls:
+    if config.is_served and not config.engine.urls:
         yield (
             f"rollout.engine is {config.rollout.engine!r}, and a worker that joins brings servers "
             """of its own: name them with --engine.urls='["http://127.0.0.1:8000"]'; one is """

@@ -10,9 +10,10 @@ import os
 import sys
 from dataclasses import replace
 
+from rlstreams.streams.broker.ports import free_port
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.config.checks import check_address, free_ports
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
@@ -88,7 +89,7 @@ def make_judge_role(context: Context) -> ServerWorker:
     config, judge = context.config, context.config.judge
     check_address("judge.host", judge.host)
     is_shared, kind = config.shared_device("judge") is not None, Kind(judge.engine)
-    port = free_ports(LOOPBACK, 1)[0] if is_shared else 0
+    port = free_port() if is_shared else 0
     url = f"http://{LOOPBACK}:{port}" if is_shared else judge.url
     command, version = command_of_judge(config, port)
     patience = Patience(start_s=judge.start_s, silent_s=config.engine.silent_s)

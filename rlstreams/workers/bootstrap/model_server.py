@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.bootstrap.judge_server import is_judge, make_judge_role, num_started
-from rlstreams.workers.config.checks import check_address, free_ports
+from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
@@ -116,7 +117,7 @@ def own_urls(config: RunConfig) -> Sequence[str]:
         check_address("engine.host", engine.host)
     ports = [port_of(config, n) for n in range(number)]
     if not engine.port:
-        ports = free_ports(engine.host, number)
+        ports = free_ports(number, engine.host)
     return [f"http://{engine.host}:{port}" for port in ports]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from rlstreams.workers.loop.runtime import Pausable
 if TYPE_CHECKING:
     from rlstreams.streams.broker.embedded import EmbeddedBroker
     from rlstreams.workers.compute.score import MeshScorer
-    from rlstreams.workers.engines.base import Engine
+    from rlstreams.workers.engines.base import Engine, Scorer
     from rlstreams.workers.logprob.scoring import Reference
     from rlstreams.workers.model.device import BinRunner
 
@@ -183,7 +183,7 @@ def _server(context: Context) -> Pausable:
 
 def _engine(context: Context) -> Engine:
     config = context.config
-    if config.rollout.engine != "builtin":
+    if config.is_served:
         from rlstreams.workers.bootstrap.served import make_served_engine
 
         return make_served_engine(context)
@@ -198,11 +198,7 @@ def _logprob(context: Context) -> Pausable:
     from rlstreams.workers.logprob.worker import make_worker
 
     if context.config.logprob.place != "separate":
-        from rlstreams.workers.logprob.passing import PassingScorer
-        from rlstreams.workers.weights.file import FileWeightChannel
-
-        passing = PassingScorer(model_folder(context.config.model.path))
-        return make_worker(context, context.bus, passing, FileWeightChannel())
+        return _passing(context)
     from rlstreams.workers.model.base import CPU
 
     turns, config = turns_of(context), placed(context.config)
@@ -216,6 +212,21 @@ def _logprob(context: Context) -> Pausable:
             if why:
                 log.warning(what, why=why)
     return make_worker(context, context.bus, scorer, weight_channel(context), reference)
+
+
+def _passing(context: Context) -> Pausable:
+    """The log-prob role that scores no policy; under a reference, where the loss asks for it."""
+    from rlstreams.workers.logprob.passing import PassingScorer
+    from rlstreams.workers.logprob.worker import make_worker
+    from rlstreams.workers.weights.file import FileWeightChannel
+
+    config, reference = context.config, None
+    if config.has_scorer:
+        turns = turns_of(context)
+        with _scorers(placed(config), turns.run if turns else None) as (_, reference):
+            pass
+    scorer = PassingScorer(model_folder(config.model.path))
+    return make_worker(context, context.bus, scorer, FileWeightChannel(), reference)
 
 
 def make_scorers(
@@ -232,6 +243,30 @@ def make_scorers(
         EngineError: the model cannot be loaded.
     """
     from rlstreams.workers.compute.score import scorer_of
+
+    folder = model_folder(config.model.path)
+    with _scorers(config, run) as (options, reference):
+        scorer = scorer_of(folder, replay_routes=config.trainer.routing_replay, **options)
+    return scorer, reference
+
+
+def close_scorers(scorer: Scorer, reference: Reference | None) -> None:
+    """End the ranks of scorers that were made here, if there are any."""
+    for one in (scorer, reference and reference.scorer):
+        if close := getattr(one, "close", None):
+            close()
+
+
+@contextlib.contextmanager
+def _scorers(
+    config: RunConfig, run: BinRunner | None
+) -> Iterator[tuple[Mapping[str, Any], Reference | None]]:
+    """What scorers of the log-prob role are made with, and the reference, which is made already;
+    on an exception the ranks end.
+
+    Raises:
+        ConfigError, EngineError: as `make_scorers`.
+    """
     from rlstreams.workers.compute.team import Team
     from rlstreams.workers.model.device import claim_devices
 
@@ -255,33 +290,21 @@ def make_scorers(
         if section.ranks > 1:
             options["team"] = Team(gpus, host=config.weights.host, owner="scorer")
             on_error.callback(options["team"].close)
-        reference = _reference(config, compared, options) if compared else None
-        scorer = scorer_of(folder, replay_routes=config.trainer.routing_replay, **options)
+        yield options, _reference(config, compared, options) if compared else None
         on_error.pop_all()
-    return scorer, reference
 
 
 def _reference_folder(config: RunConfig, model: Path) -> Path:
     """Folder of the reference: `trainer.loss.kl_coef` keeps the policy close to it, or it teaches.
 
     Raises:
-        ConfigError: it has another vocabulary, or one of fewer tokens than are asked for.
+        ConfigError, EngineError, TokenizerError: as `check_tokens`.
     """
-    from rlstreams.workers.model.folder import read_config, vocab_size_of
+    from rlstreams.workers.logprob.reference import check_tokens
 
     is_start = config.logprob.reference == START
     folder = model if is_start else model_folder(config.logprob.reference)
-    sizes = [vocab_size_of(read_config(one)) for one in (folder, model)]
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            f"logprob.reference is {config.logprob.reference!r}, whose vocabulary has "
-            f"{sizes[0]} tokens; {config.model.path} has {sizes[1]}: name a model of "
-            "the same tokenizer"
-        )
-    if (top_k := config.trainer.loss.distill_top_k) > sizes[0]:
-        raise ConfigError(
-            f"trainer.loss.distill_top_k is {top_k}, but the vocabulary has {sizes[0]} tokens"
-        )
+    check_tokens(config, folder, model)
     return folder
 
 

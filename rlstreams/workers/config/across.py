@@ -55,7 +55,10 @@ def check_across(config: RunConfig) -> None:
 def _sample_problems(config: RunConfig) -> Iterator[str]:
     trainer, prompts, rollout = config.trainer, config.prompts, config.rollout
     if trainer.min_group_samples > prompts.group_size:
-        yield "[trainer.min_group_samples], but [prompts.group_size]: no group could be trained"
+        yield (
+            "[trainer.min_group_samples], but [prompts.group_size]: no group could be trained; "
+            "lower the one, or raise the other"
+        )
     if prompts.evaluate_every and not config.data.has_held_out:
         yield (
             "[prompts.evaluate_every], but data.held_out is empty: there is nothing to evaluate "
@@ -65,12 +68,6 @@ def _sample_problems(config: RunConfig) -> Iterator[str]:
         yield (
             "[trainer.routing_replay], but [rollout.capture_experts]: no routes would be recorded; "
             "set it to true"
-        )
-    # For several turns see `length_warning`, which needs the model's longest sequence.
-    if trainer.micro_batch_tokens <= rollout.max_new_tokens:
-        yield (
-            "[trainer.micro_batch_tokens], but [rollout.max_new_tokens]: the longest sample would "
-            "fit no micro-batch"
         )
     environment = config.environment
     yield from agent_problems(
@@ -109,8 +106,9 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
             yield f"[{name}], but vLLM takes at most 2"
     if rollout.engine == "sglang" and (rollout.top_p < 1 or rollout.top_k):
         yield (
-            "rollout.top_p and rollout.top_k must be off with rollout.engine = 'sglang': it "
-            "reports log-probs of the uncut distribution, not of the one that it samples from"
+            "rollout.top_p and rollout.top_k must be off (1 and 0) with rollout.engine = 'sglang': "
+            "it reports log-probs of the uncut distribution, not of the one that it samples from; "
+            "'vllm' and 'builtin' report those of the cut one"
         )
 
 
@@ -132,11 +130,6 @@ def _place_problems(config: RunConfig) -> Iterator[str]:
         yield (
             "[logprob.place], but [trainer.loss.proximal]: nobody computes these log-probs; set "
             '"behavior", the sampler\'s own, or "interpolated", from them to the policy'
-        )
-    if logprob.place != "separate" and loss.why_compared:
-        yield (
-            f"[logprob.place], but {loss.why_compared}: nobody computes log-probs of the "
-            'reference; set logprob.place to "separate"'
         )
 
 
@@ -182,7 +175,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
                 f"engine.urls names {len(config.engine.urls)} servers, {shares}: when its worker "
                 "dies, nobody has them give their memory up; leave it empty, and `up` starts them"
             )
-        if role == "rollout" and config.rollout.engine != "builtin":
+        if role == "rollout" and config.is_served:
             continue  # a server chooses its own
         allowed = [f"cuda:{gpu}" for gpu in device.gpus] or ["cpu"]
         name = {"cuda": "cuda:0", AUTO: allowed[0]}.get(section.device, section.device)
@@ -198,7 +191,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
                 f"[{role}.ranks] from {name!r} on, {shares}, which has gpus {list(device.gpus)}: "
                 f"add {sorted(behind)} to devices.gpus"
             )
-    if "logprob" in device.roles and config.logprob.place != "separate":
+    if "logprob" in device.roles and not config.has_scorer:
         yield f"[logprob.place], {shares}: it holds no model there; leave it out of devices.roles"
     is_copied = config.weights.is_link and config.weights.snapshot == "device"
     if "trainer" in device.roles and is_copied:
@@ -225,11 +218,17 @@ def _start_problems(config: RunConfig) -> Iterator[str]:
         )
     yield from without_effect(config)
     has_baseline = trainer.loss.advantage not in WITHOUT_GROUPS
-    if config.prompts.group_size == 1 and trainer.loss.lone == "zero" and has_baseline:
+    is_lone = config.prompts.group_size == 1 and trainer.loss.lone == "zero"
+    if is_lone and has_baseline:
         yield (
             "[prompts.group_size]: a sample without siblings has nothing to be compared with, its "
             "advantage is 0 and nothing would be learnt; set at least 2, or "
             'trainer.loss.lone = "reward" to learn from the bare reward'
+        )
+    if is_lone and not has_baseline and trainer.equal_rewards == "drop":
+        yield (
+            "[trainer.equal_rewards], but [prompts.group_size]: the rewards of a group of one are "
+            'equal, so each would be dropped; set trainer.equal_rewards to "keep"'
         )
     yield from late_problems(config.outcome, trainer.group_deadline_s, rollout.sample_deadline_s)
     least_s = GROUP_DEADLINES * rollout.sample_deadline_s
@@ -264,15 +263,6 @@ def without_effect(config: RunConfig) -> Iterator[str]:
             "name the teacher's folder, or hf:ORG/NAME"
         )
     yield from _advantage_problems(trainer)
-    once = trainer.minibatches * trainer.batch_epochs == 1
-    is_bounding = loss.kind not in ("m2po", "distill")
-    is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
-    if loss.proximal == "step_start" and once and is_bounding and is_separate:
-        yield (
-            "[trainer.loss.proximal] with trainer.minibatches 1 and trainer.batch_epochs 1: "
-            "policy / proximal is 1 in the only update of a batch, so "
-            f"trainer.loss.kind {loss.kind!r} would bound nothing; set one of them above 1"
-        )
     if loss.proximal == "interpolated" and loss.weight_normalize:
         yield (
             "[trainer.loss.weight_normalize], but with trainer.loss.proximal 'interpolated' "
@@ -281,11 +271,6 @@ def without_effect(config: RunConfig) -> Iterator[str]:
     if loss.kl_weight != "none" and not loss.kl_coef:
         yield (
             "[trainer.loss.kl_weight], but [trainer.loss.kl_coef]: there is no divergence to weigh"
-        )
-    if trainer.equal_rewards == "drop" and loss.advantage in WITHOUT_GROUPS:
-        yield (
-            "[trainer.equal_rewards], but [trainer.loss.advantage]: it does not compare within the "
-            'group, so equal rewards do teach; set "keep"'
         )
     longest = config.num_turns * config.rollout.max_new_tokens
     if loss.overlong_tokens and loss.overlong_tokens - loss.overlong_buffer_tokens >= longest:
@@ -343,9 +328,7 @@ def _sft_problems(loss: LossSection) -> Iterator[str]:
 
 
 def length_warning(config: RunConfig, longest: int | None) -> str:
-    """Warn if a sample of several turns may need more than a micro-batch; "": it does not.
-
-    Without an environment `check_across` sees to it.
+    """Warn if a sample may need more than a micro-batch; "": it does not.
 
     Args:
         longest: tokens of the model's longest sequence, which ends a sample; None: any number.
@@ -353,15 +336,16 @@ def length_warning(config: RunConfig, longest: int | None) -> str:
     turns, each = config.num_turns, config.rollout.max_new_tokens
     budget = config.trainer.micro_batch_tokens
     sampled = turns * each if longest is None else min(turns * each, longest)
-    if turns == 1 or sampled <= budget:
+    if sampled < budget or (longest is not None and longest <= budget):
         return ""
     room = ", the model's longest sequence" if sampled == longest else ""
     field = "the most of agent.max_calls" if config.agent else "environment.max_turns"
+    several = f"{field} is {turns} and " if turns > 1 else ""
     return (
-        f"{field} is {turns} and rollout.max_new_tokens is {each}: a sample may have "
+        f"{several}rollout.max_new_tokens is {each}: a sample may have "
         f"{sampled:,} tokens{room}, but trainer.micro_batch_tokens is {budget}. "
-        "One that is longer is a micro-batch of its own, and takes the memory of its length; a "
-        "sample that finds none is dropped, reason memory"
+        "One that is longer, its prompt included, is a micro-batch of its own, and takes the "
+        "memory of its length; a sample that finds none is dropped, reason memory"
     )
 
 
@@ -378,14 +362,31 @@ def start_warning(config: RunConfig) -> str:
     return ""
 
 
-def loss_warning(config: RunConfig) -> str:
-    """Warn of clip bounds that would clip by staleness alone; "": they would not."""
+def loss_warnings(config: RunConfig) -> Iterator[str]:
+    """Warn of bounds that bound nothing, or clip by staleness alone, and of groups that are dropped
+    though they teach."""
     trainer, loss = config.trainer, config.trainer.loss
+    once = trainer.minibatches * trainer.batch_epochs == 1
+    is_bounding = loss.kind not in ("m2po", "distill")
+    is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
+    if loss.proximal == "step_start" and once and is_bounding and is_separate:
+        yield (
+            "trainer.loss.proximal is 'step_start' with one update of a batch: policy / proximal "
+            f"is 1 in it, so trainer.loss.kind {loss.kind!r} bounds nothing, only the importance "
+            "weight does; set trainer.minibatches above 1, or logprob.place to 'trainer', because "
+            "the loss does not read the log-prob worker's scores"
+        )
+    if trainer.equal_rewards == "drop" and loss.advantage in WITHOUT_GROUPS:
+        yield (
+            f"trainer.equal_rewards is 'drop', but trainer.loss.advantage is {loss.advantage!r}: "
+            "it does not compare within the group, so groups of equal rewards, which are dropped, "
+            'would teach; "keep" keeps them'
+        )
     least = min(loss.clip_low, loss.clip_high)
     holds_staleness = loss.proximal != "step_start" and trainer.max_staleness > 0
     if loss.kind != "gspo" or not holds_staleness or least >= GSPO_STALE_CLIP:
-        return ""
-    return (
+        return
+    yield (
         f"trainer.loss.clip_low is {loss.clip_low:g} and trainer.loss.clip_high is "
         f"{loss.clip_high:g}: bounds of this size are GSPO's for the ratio to the step's start. "
         f"With trainer.loss.proximal {loss.proximal!r} and trainer.max_staleness "

@@ -7,7 +7,6 @@ import re
 import socket
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import fields
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
@@ -153,12 +152,3 @@ def check_address(field: str, host: str) -> None:
         raise ConfigError(
             f"{field} is {host!r}, which is no address of this host: {err}; name one that is"
         ) from err
-
-
-def free_ports(host: str, number: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind((host, 0))
-        return [probe.getsockname()[1] for probe in probes]

@@ -183,7 +183,8 @@ class LossSection(Section, section="trainer.loss"):
         if self.advantage not in UNCOMPARED:
             yield (
                 '[kind], but [advantage]: the teacher says what is better; set "one", with '
-                'reward_min to learn from good answers alone, or "reward"'
+                'reward_min to learn from good answers alone, or "reward"; to learn from a '
+                "comparison of rewards and a teacher at once, leave kind at 'ppo' and set kl_coef"
             )
         if self.distill_top_k and self.correction != "none":
             yield (
@@ -192,7 +193,8 @@ class LossSection(Section, section="trainer.loss"):
             )
         if self.kl_coef:
             yield (
-                "[kl_coef], but [kind]: both would pull to the one logprob.reference; set it to 0"
+                "[kl_coef], but [kind]: both would pull to the one logprob.reference, for a run "
+                "has one; set it to 0"
             )
         if self.distill_beta != 1 and not self.distill_top_k:
             yield (

@@ -1,4 +1,4 @@
-"""Sections of a configuration about operation: deadlines, trackers, shared devices, kills."""
+"""Sections of a configuration about operation: broker, deadlines, trackers, devices, kills."""
 
 from __future__ import annotations
 
@@ -8,13 +8,61 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from rlstreams.workers.config.checks import (
+    Addresses,
+    Ipv4,
     NonNegativeFloat,
     NonNegativeInt,
+    Port,
     PositiveFloat,
+    PositiveInt,
     PositiveShare,
     Section,
     Share,
+    every_interface,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSection(Section, section="broker"):
+    """The Kafka broker that holds the log."""
+
+    bootstrap: Addresses = ""
+    """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
+    host: Ipv4 = "127.0.0.1"
+    """Address that the embedded broker listens on: loopback, or one private interface for roles on
+    other hosts. They need the password in `broker/password` of the run's folder."""
+    port: Port = 0
+    """Port of the embedded broker; 0: any free port."""
+    jars_dir: str = ""
+    """Folder of the pinned jars, for machines without a registry; empty: download and cache."""
+    heap_mb: PositiveInt = 256
+    """Heap of the embedded broker, MB."""
+    replication: PositiveInt = 1
+    """Replicas of each topic."""
+    partitions_per_worker: PositiveInt = 2
+    """Partitions of `prompts` and of each payload topic, per worker that reads it."""
+    headroom: PositiveInt = 8
+    """Partitions of these topics at least: so many workers of a role find work, however few a run
+    begins with. They are made at its start and never change."""
+    payload_retention_hours: PositiveFloat = 168.0
+    """Hours for which trajectories and scores are kept; a longer pause loses work under way."""
+    payload_retention_bytes: int = 16 * 1024**3
+    """Bytes of them that each partition keeps; the oldest are removed first. -1: no bound."""
+    fsync: bool = False
+    """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
+    options: dict[str, str] = field(default_factory=dict)
+    """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
+
+    def _problems(self) -> Iterator[str]:
+        yield from every_interface(
+            "host",
+            self.host,
+            "clients are given this address; name that of one interface that they reach",
+        )
+        if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
+            yield "[payload_retention_bytes]: it must be positive, or -1 for no bound"
+        if self.replication > 1 and not self.bootstrap:
+            yield "[replication], but broker.bootstrap is empty: the embedded broker is one node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,10 @@ from typing import Literal
 
 from rlstreams.workers.config.agents import AgentSection, GatewaySection, OutcomeSection
 from rlstreams.workers.config.checks import (
-    Addresses,
     AutoDeviceName,
     DeviceName,
-    Ipv4,
     NonNegativeFloat,
     NonNegativeInt,
-    Port,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -25,6 +22,7 @@ from rlstreams.workers.config.checks import (
 from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.config.engine import EngineSection
 from rlstreams.workers.config.operation import (
+    BrokerSection,
     DeadLettersSection,
     DeadlinesSection,
     DemoSection,
@@ -41,6 +39,7 @@ from rlstreams.workers.config.trainer import (
 
 START = "start"  # a reference: the model that the run began with
 AUTO = "auto"  # a device: where it costs least
+BUILTIN = "builtin"  # an engine: a model in the worker's process, no server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,49 +63,6 @@ class RunSection(Section, section="run"):
             yield f"run.seed must be in [0, 2^63), got {self.seed}"
         if not self.dir or re.search(r"[{}]", self.dir.replace("{id}", "")):
             yield f"run.dir must be a path with no other braces than {{id}}, got {self.dir!r}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSection(Section, section="broker"):
-    """The Kafka broker that holds the log."""
-
-    bootstrap: Addresses = ""
-    """`host:port[,host:port]`; empty: an embedded broker under the run's folder."""
-    host: Ipv4 = "127.0.0.1"
-    """Address that the embedded broker listens on: loopback, or one private interface for roles on
-    other hosts. They need the password in `broker/password` of the run's folder."""
-    port: Port = 0
-    """Port of the embedded broker; 0: any free port."""
-    jars_dir: str = ""
-    """Folder of the pinned jars, for machines without a registry; empty: download and cache."""
-    heap_mb: PositiveInt = 256
-    """Heap of the embedded broker, MB."""
-    replication: PositiveInt = 1
-    """Replicas of each topic."""
-    partitions_per_worker: PositiveInt = 2
-    """Partitions of `prompts` and of each payload topic, per worker that reads it."""
-    headroom: PositiveInt = 8
-    """Partitions of these topics at least: so many workers of a role find work, however few a run
-    begins with. They are made at its start and never change."""
-    payload_retention_hours: PositiveFloat = 168.0
-    """Hours for which trajectories and scores are kept; a longer pause loses work under way."""
-    payload_retention_bytes: int = 16 * 1024**3
-    """Bytes of them that each partition keeps; the oldest are removed first. -1: no bound."""
-    fsync: bool = False
-    """Force each batch to disk before it is acknowledged, so that one node survives a power cut."""
-    options: dict[str, str] = field(default_factory=dict)
-    """librdkafka properties, e.g. for TLS; `env:NAME` and `file:PATH` are resolved, not printed."""
-
-    def _problems(self) -> Iterator[str]:
-        yield from every_interface(
-            "host",
-            self.host,
-            "clients are given this address; name that of one interface that they reach",
-        )
-        if self.payload_retention_bytes < 1 and self.payload_retention_bytes != -1:
-            yield "[payload_retention_bytes]: it must be positive, or -1 for no bound"
-        if self.replication > 1 and not self.bootstrap:
-            yield "[replication], but broker.bootstrap is empty: the embedded broker is one node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +138,8 @@ class LogprobSection(Section, section="logprob"):
 
     place: Literal["separate", "trainer", "off"] = "separate"
     """Role that computes log-probs: a service of its own, under the version that sampled; the
-    trainer, under its own weights; or none, and the sampler's stand in. Only with `separate` the
-    workers hold a model."""
+    trainer, under its own weights; or none, and the sampler's stand in. The workers then hold no
+    model, or that of `reference` alone."""
     workers: PositiveInt = 1
     """Replicas, each of which takes partitions of its own."""
     ranks: PositiveInt = 1
@@ -304,9 +260,14 @@ class RunConfig:
         return next((device for device in self.devices if role in device.roles), None)
 
     @property
+    def is_served(self) -> bool:
+        """Whether model servers sample, and not the workers themselves."""
+        return self.rollout.engine != BUILTIN
+
+    @property
     def num_servers(self) -> int:
         """Model servers that the run samples from."""
-        if self.rollout.engine == "builtin":
+        if not self.is_served:
             return 0
         return len(self.engine.urls) or self.rollout.workers * self.engine.servers
 
@@ -339,6 +300,11 @@ class RunConfig:
         if self.agent:
             return max(agent.max_calls for agent in self.agent)
         return self.environment.max_turns if self.environment.name else 1
+
+    @property
+    def has_scorer(self) -> bool:
+        """Whether log-prob workers hold a model: policies, or the loss's reference alone."""
+        return self.logprob.place == "separate" or bool(self.trainer.loss.why_compared)
 
     @property
     def versions_held(self) -> int:
@@ -375,7 +341,7 @@ class RunConfig:
         """Indices of these GPUs that trainer and samplers have."""
         first = int(self.trainer.device.partition(":")[2] or 0)
         used = {*range(first, first + self.trainer.ranks_here)}
-        if self.rollout.engine == "builtin":
+        if not self.is_served:
             kind, _, number = self.rollout.device.partition(":")
             return used | ({int(number or 0)} if kind != "cpu" else set())
         num_servers = 0 if self.engine.urls else self.rollout.workers * self.engine.servers

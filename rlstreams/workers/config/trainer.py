@@ -104,7 +104,10 @@ def layout_problems(name: str, backend: str, ranks: int, layout: LayoutSection) 
             "'megatron', or leave the others out"
         )
     if backend == MEGATRON and layout.cp > 1:
-        yield f"[layout.cp], which [backend] does not have: set {name}.layout.cp to 1"
+        yield (
+            f"[layout.cp], which [backend] does not have: set {name}.layout.cp to 1, or share "
+            f"rows with another {name}.backend"
+        )
     if ranks % layout.cp:
         fits = ", ".join(str(n) for n in range(1, ranks + 1) if not ranks % n)
         yield f"[layout.cp], but [ranks], which it does not divide: it may be {fits}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,7 +21,7 @@ from rlstreams.schemas.events import (
     SessionOpened,
     Tensor,
 )
-from rlstreams.schemas.text import whole_text
+from rlstreams.streams.digests import text_id
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.parts import PART_BYTES
 from rlstreams.streams.log.record import Outgoing, Record
@@ -169,12 +168,12 @@ class SessionRecords:
         Args:
             named: its id; "": derived from the report, so that a repeat is the same.
         """
-        says = f"{self.session_id}\n{grader}\n{report.reward!r}\n{sorted(report.parts.items())}\n"
-        says += f"{report.note}\n{report.call_id}\n{report.supersedes}"
+        numbers = repr(report.reward), str(sorted(report.parts.items()))
+        about = report.note, str(report.call_id), str(report.supersedes)
         return OutcomeReported(
             session_id=self.session_id,
             group_id=self._record.event.group_id,
-            outcome_id=named or hashlib.sha256(whole_text(says).encode()).hexdigest()[:32],
+            outcome_id=named or text_id(self.session_id, grader, *numbers, *about),
             kind=REWARD,
             reward=report.reward,
             grader=grader,

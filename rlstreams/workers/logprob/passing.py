@@ -1,7 +1,8 @@
-"""Scorer without a model: behavior log-probs stand in for all that it is asked for.
+"""Scorer without a model: behavior log-probs stand in for those of each policy.
 
 With `logprob.place` "trainer" or "off" the stage stays, with its topics, checks and dead letters,
-so the log of a run says the same in each place (decision 0006).
+so the log of a run says the same in each place (decision 0006). A reference has a scorer of its
+own beside this one.
 """
 
 from __future__ import annotations
@@ -30,4 +31,9 @@ class PassingScorer:
         """
         raise EngineError("nothing is scored here: logprob.place is not 'separate'")
 
-    pull = drop = off_load = load_back = score
+    pull = drop = score
+
+    def off_load(self) -> None:
+        """Do nothing: it has nothing on a device."""
+
+    load_back = off_load

@@ -73,7 +73,7 @@ class LogprobStage:
         )
         self._held = HeldVersions(scorer, self._puller, config.versions_held)
         # Without scoring there is no reason to wait for a fuller window.
-        window_s = config.logprob.window_s if config.versions_held else 0.0
+        window_s = config.logprob.window_s if config.has_scorer else 0.0
         self._backlog = windows.Backlog(config.logprob.token_budget, window_s)
         self._most = self._backlog.room
         self._windows: deque[_Window] = deque()  # being scored, and one behind it

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import model_folder
@@ -90,7 +91,6 @@ _JUDGED_WITH = (
     "judge.args",
 )
 HELD_OUT = "held_out"
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
@@ -198,11 +198,6 @@ def other_release(claim: TrainerStarted) -> str:
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only processes of one host reach the address `host`."""
-    return host.startswith(_LOOPBACK)
-
-
 def out_of_reach(claim: TrainerStarted, host: str) -> str:
     """Reason that no worker on `host` can pull weights from that trainer; empty: none."""
     try:
@@ -248,7 +243,7 @@ def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
         ConfigError: it counts fewer.
     """
     is_judged = bool(config.judge.model)
-    if role == "server" and config.rollout.engine == "builtin" and not is_judged:
+    if role == "server" and not config.is_served and not is_judged:
         raise ConfigError(
             "rollout.engine is 'builtin', which samples in its worker: a run has a model server "
             "with 'vllm' or 'sglang'"

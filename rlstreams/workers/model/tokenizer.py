@@ -75,6 +75,12 @@ class Tokenizer:
         """Number of tokens, added ones included."""
         return int(self._core.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def tokens(self) -> Mapping[int, str]:
+        """All tokens by id, added ones included, as the vocabulary writes them."""
+        found: Mapping[str, int] = self._core.get_vocab(with_added_tokens=True)
+        return {token_id: token for token, token_id in found.items()}
+
     def token(self, token_id: int) -> str | None:
         """The token of an id, as the vocabulary writes it; None: there is none."""
         token: str | None = self._core.id_to_token(token_id)

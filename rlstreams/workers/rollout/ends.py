@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 from rlstreams.schemas.calls import (
@@ -15,6 +14,7 @@ from rlstreams.schemas.calls import (
     REWARD,
 )
 from rlstreams.schemas.events import OutcomeReported, Prompt, Trajectory
+from rlstreams.streams.digests import text_id
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.record import Outgoing, Record
 from rlstreams.streams.log.topics import OUTCOMES, TRAJECTORIES
@@ -84,7 +84,7 @@ def outputs_of(one: Decided, engine: str, context: Context, judge: str) -> tuple
             OutcomeReported(
                 session_id=log.session_id,
                 group_id=record.event.group_id,
-                outcome_id=hashlib.sha256(f"{log.session_id}\n{name}".encode()).hexdigest()[:32],
+                outcome_id=text_id(log.session_id, name),
                 kind=EXPIRED,
                 reward=0.0,
                 grader=name,

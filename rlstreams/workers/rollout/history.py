@@ -19,6 +19,7 @@ from rlstreams.schemas.events import Event, Prompt, SessionOpened
 from rlstreams.streams.log.bus import Bus, Reader
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import DeadlineError
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Partition, Record
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.sessions.fold import SessionLog, apply_to
@@ -213,4 +214,4 @@ class History:
 
 def session_of(prompt: Prompt) -> str:
     """The session of a sample."""
-    return f"{prompt.group_id}/{prompt.sample}"
+    return sample_name(prompt)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from rlstreams.schemas.events import Trajectory
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.rows import main_row
 from rlstreams.streams.segments import ids_of, turns
 from rlstreams.streams.sessions.chain import Chain
@@ -54,7 +55,7 @@ def sample_of_trajectory(
     said = list(turns(main_row(event)))
     own = [(segments, ids) for author, segments, ids in said if author == "policy"]
     if not own:
-        raise ValueError(f"sample {event.group_id}/{event.sample} has no token of the policy")
+        raise ValueError(f"sample {sample_name(event)} has no token of the policy")
     segments, ids = own[-1]
     return AnswerToJudge(
         prompt=text,

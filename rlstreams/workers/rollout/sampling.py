@@ -21,6 +21,7 @@ import numpy as np
 
 from rlstreams.schemas.events import EVALUATE, Prompt
 from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.topics import TRAJECTORIES
 from rlstreams.workers.config.run import RolloutSection
@@ -193,7 +194,7 @@ class Sampler:
                         return played
         except TimeoutError:
             raise TimeoutError(
-                f"sample {prompt.group_id}/{prompt.sample} was not finished by "
+                f"sample {sample_name(prompt)} was not finished by "
                 f"{played.waits_for} within {self.deadline_s:g} s{lost}"
             ) from None
         raise AssertionError("counting has no end")
@@ -206,7 +207,7 @@ class Sampler:
         if self.turns is None:
             await self._turn(prompt, played)
             return
-        name = f"{prompt.group_id}/{prompt.sample}/{played.attempt}"
+        name = f"{sample_name(prompt)}/{played.attempt}"
         episode = self.turns.environment.begin(name, prompt)
         try:
             while True:
@@ -260,13 +261,13 @@ class Sampler:
         if self.turns is not None:
             played.waits_for += f", in turn {len(played.turns) + 1}"
         request = SampleRequest(
-            sample_id=f"{prompt.group_id}/{prompt.sample}/{played.attempt}",
+            sample_id=f"{sample_name(prompt)}/{played.attempt}",
             group_id=prompt.group_id,
             token_ids=given,
             prompt_tokens=len(given),
             sampling=self._sampling_of(prompt),
             seed=prompt.seed,
-            session=f"{prompt.group_id}/{prompt.sample}",
+            session=sample_name(prompt),
         )
         segments = await whole_turn(self.engine, request)
         sampled = [token for segment in segments for token in segment.token_ids.tolist()]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import (
@@ -24,7 +25,6 @@ from rlstreams.streams.log.errors import (
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import SILENT_S
-from rlstreams.workers.engines.served.http import is_loopback
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader

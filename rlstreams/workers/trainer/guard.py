@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import ScoredTrajectory, Segment
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.segments import is_sampled
 from rlstreams.streams.tokens import SAMPLED
 from rlstreams.workers.config.operation import GuardSection
@@ -99,7 +100,7 @@ def compared(samples: Iterable[ScoredTrajectory]) -> Iterator[Compared]:
                 continue
             assert behavior is not None, "validated"
             yield Compared(
-                sample=f"{trajectory.group_id}/{trajectory.sample}",
+                sample=sample_name(trajectory),
                 source=_source(trajectory.worker, trajectory.engine, segment),
                 ids_N=segment.token_ids.numpy(),
                 sampler_N=behavior.numpy(),

@@ -109,5 +109,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     example = str(Path(__file__).parents[3] / "infra/examples/demo.toml")
     assert main(["config", "loss", example, "--trainer.loss.kind", "sapo"]) == 0
     assert "sigmoid" in capsys.readouterr().out
-    assert main(["config", "loss", example, "--trainer.loss.proximal", "step_start"]) != 0
-    assert "would bound nothing" in capsys.readouterr().err
+    assert main(["config", "loss", example, "--trainer.loss.proximal", "behavior"]) != 0
+    assert "would correct nothing" in capsys.readouterr().err

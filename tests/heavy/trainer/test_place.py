@@ -21,13 +21,11 @@ from rlstreams.streams.log.topics import (
     STEPS,
     TRAJECTORIES,
 )
+from rlstreams.workers.bootstrap.parts import make_role
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.logprob.passing import PassingScorer
-from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.stage import StageLoop
+from rlstreams.workers.loop.runtime import Pausable
 from rlstreams.workers.trainer.worker import TrainerWorker
-from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -42,9 +40,20 @@ from tests.heavy.trainer.trainer_stand import (
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
 
-PLACES = {
+PLACES: dict[str, dict[str, object]] = {
     "trainer": {"trainer__loss__proximal": "step_start"},
     "off": {"trainer__loss__proximal": "behavior", "trainer__loss__correction": "none"},
+}
+TAUGHT = {
+    "trainer__loss__kind": "distill",
+    "trainer__loss__advantage": "one",
+    "logprob__reference": str(make_config(Path("unused")).model.path),
+}
+LOSSES: dict[str, tuple[str, dict[str, object]]] = {
+    "trainer": ("trainer", {}),
+    "trainer, beside a reference": ("trainer", {"trainer__loss__kl_coef": 0.5}),
+    "off": ("off", {}),
+    "off, beside a teacher": ("off", TAUGHT),
 }
 
 
@@ -52,12 +61,10 @@ def config_of(folder: Path, place: str, **changes: object) -> RunConfig:
     return make_config(folder, logprob__place=place, **(PLACES.get(place, {}) | changes))
 
 
-def worker_of(log: MemoryLog, config: RunConfig) -> StageLoop:
-    context = Context(
-        config=config, bus=MemoryBus(log, "demo"), role="logprob", ordinal=0, instance="passing"
-    )
-    scorer = PassingScorer(Path(config.model.path))
-    return make_worker(context, context.bus, scorer, FileWeightChannel())
+def worker_of(log: MemoryLog, config: RunConfig) -> Pausable:
+    bus = MemoryBus(log, "demo")
+    context = Context(config=config, bus=bus, role="logprob", ordinal=0, instance="passing")
+    return make_role(context)
 
 
 def trainer_of(log: MemoryLog, config: RunConfig, instance: str) -> TrainerWorker:
@@ -69,7 +76,7 @@ def published(log: MemoryLog) -> dict[int, PolicyPublished]:
     return {event.policy_version: event for event in events}
 
 
-def train(log: MemoryLog, worker: StageLoop, trainer: TrainerWorker, group: int) -> None:
+def train(log: MemoryLog, worker: Pausable, trainer: TrainerWorker, group: int) -> None:
     """One step more: prompts, a load and trajectories lie there, the roles do the rest."""
     turn_until(trainer, lambda: group in published(log))
     version, load_id = published(log)[group], f"rollout-0/{group}"
@@ -92,9 +99,10 @@ def train(log: MemoryLog, worker: StageLoop, trainer: TrainerWorker, group: int)
     turn_until(trainer, is_done)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_run_is_redone_and_clean(tmp_path: Path, place: str) -> None:
-    log, config = make_log(), config_of(tmp_path, place)
+@pytest.mark.parametrize(("place", "changes"), LOSSES.values(), ids=LOSSES)
+def test_a_run_is_redone_and_clean(tmp_path: Path, place: str, changes: dict[str, object]) -> None:
+    """The worker holds no model, or the reference alone."""
+    log, config = make_log(), config_of(tmp_path, place, **changes)
     bus = MemoryBus(log, "demo")
     worker = worker_of(log, config)
     first = trainer_of(log, config, "one")
@@ -112,8 +120,10 @@ def test_a_run_is_redone_and_clean(tmp_path: Path, place: str) -> None:
     for event in read(log, SCORED.name):
         assert isinstance(event, ScoredTrajectory)
         assert [score.anchor for score in event.scores] == ["behavior"]
+        assert [bool(changes)] == [score.reference_logprobs is not None for score in event.scores]
     last = steps(log)[-1]
     assert (place == "trainer") == ("rollout_k3" in last.metrics)
+    assert bool(changes) == ("kl_reference" in last.metrics)
     assert last.metrics["scoring_s"] > 0
     again = list(steps_again(bus, config))
     assert [True] * 3 == [step.is_equal for step, _ in again]
@@ -123,9 +133,7 @@ def test_a_run_is_redone_and_clean(tmp_path: Path, place: str) -> None:
     ("place", "changes", "told"),
     [
         ("trainer", {"trainer__loss__proximal": "sampled"}, "holds no weights but its own"),
-        ("trainer", {"trainer__loss__kl_coef": 0.1}, "nobody computes log-probs of the reference"),
         ("off", {"trainer__loss__proximal": "step_start"}, "nobody computes these log-probs"),
-        ("off", {"trainer__loss__kl_coef": 0.1}, "nobody computes log-probs of the reference"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -194,14 +195,46 @@ def test_distillation_is_redone_to_the_bit(tmp_path: Path) -> None:
         tried(5)
 
 
+def test_a_teacher_with_other_padding_teaches(tmp_path: Path) -> None:
+    """Sizes of one family have the same tokenizer, and rows beyond its tokens in other numbers."""
+    sizes = {"vocab_size": 136, "max_position_embeddings": 128}
+    other = families.make("Qwen3ForCausalLM", tmp_path / "teacher", **sizes)
+    taught = TAUGHT | {"logprob__reference": str(other), "trainer__steps": 1}
+    shutil.copy(Path(make_config(tmp_path).model.path) / "tokenizer.json", other)
+    with pytest.raises(
+        ConfigError, match=r"distill_top_k is 4, but logprob.reference has 136 rows"
+    ):
+        make_scorers(make_config(tmp_path, **taught))
+    config = make_config(tmp_path, **(taught | {"trainer__loss__distill_top_k": 0}))
+    _, teacher = make_scorers(config)
+    assert teacher is not None
+    assert teacher.scorer.vocab_size == 136
+    log = make_log()
+    trainer = make_trainer(log, config)
+    send(log, *group(teacher, 0))
+    run_steps(log, trainer, 1)
+    trainer.close()
+    (event,) = steps(log)
+    assert "kl_reference" in event.metrics
+    assert not [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
+
+
 def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    """By the name of the field, with both sizes: ids would mean other tokens."""
+    """By the name of the field, with both sizes or the token: ids would mean other tokens."""
     other = families.make("Qwen3ForCausalLM", tmp_path)
     config = make_config(tmp_path, **(TAUGHT | {"logprob__reference": str(other)}))
     sizes = rf"vocabulary has {families.VOCABULARY} tokens; .*demo/model has \d+"
     with pytest.raises(ConfigError, match=rf"logprob.reference is .*{sizes}"):
         make_scorers(config)
     teacher = make_config(tmp_path).model.path
+    shutil.copy(Path(teacher) / "tokenizer.json", other)
+    rows = rf"vocabulary has {families.VOCABULARY} tokens; model.path's tokenizer has token 127, "
+    with pytest.raises(ConfigError, match=rows):
+        make_scorers(config)
+    text = (other / "tokenizer.json").read_text("utf-8")
+    (other / "tokenizer.json").write_text(text.replace('"33"', '"thirty"'), "utf-8")
+    with pytest.raises(ConfigError, match=r"token 37 is 'thirty'; in model.path it is '33': name"):
+        make_scorers(config)
     many = {"logprob__reference": teacher, "trainer__loss__distill_top_k": 1000}
     with pytest.raises(ConfigError, match=r"distill_top_k is 1000, but the vocabulary has 1\d\d"):
         make_scorers(make_config(tmp_path, **(TAUGHT | many)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlstreams.debug.rerun.rerun import changed_config, rerun
-from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory, StepsRedone
+from rlstreams.schemas.events import GroupsDropped, MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
@@ -238,3 +238,28 @@ def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
     assert found.is_equal, [f for f in found.findings if not f.is_equal]
     assert "updates" not in found.change.metrics
     assert found.change.weight_hash != found.again.weight_hash
+
+
+def test_one_update_of_mixed_groups_whose_samples_are_micro_batches_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """As verl is usually set up: old log-probs from the step's start, groups of equal rewards left
+    out beside an advantage over the batch. A sample longer than a micro-batch is one by itself."""
+    log = make_log()
+    asked = {
+        "trainer__loss__proximal": "step_start",
+        "trainer__loss__advantage": "reinforce++",
+        "trainer__equal_rewards": "drop",
+        "trainer__micro_batch_tokens": 4,
+    }
+    first = make_trainer(log, make_config(tmp_path, **asked))
+    send(log, *(scored(0, sample, 0, reward=1.0) for sample in range(2)))
+    send(log, *(scored(1, sample, 0) for sample in range(2)))
+    run_steps(log, first, 1)
+    bury(first)
+    (event,) = steps(log)
+    assert (["1", "1"], (1, 1)) == ([ref.group_id for ref in event.samples], event.micro_batches)
+    assert event.metrics["ratio_max"] == pytest.approx(1.0)
+    (dropped,) = [e for e in read(log, STEPS.name) if isinstance(e, GroupsDropped)]
+    assert [("0", "no_signal")] == [(group.group_id, group.reason) for group in dropped.groups]
+    assert rerun(MemoryBus(log, "demo"), make_config(tmp_path, **asked), 1, checkpoints=[]).is_equal

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from rlstreams.schemas.events import WorkerReport
+from rlstreams.streams.broker.ports import free_port
 from rlstreams.streams.leases import FREE, GRANTED, HELD, LOST, RELEASED, Lease
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError, FencedError, OutcomeUnknownError
 from rlstreams.streams.log.topics import WORKER_EVENTS
-from rlstreams.workers.config.checks import free_ports
 from rlstreams.workers.engines.served.command import StartCommand
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.server import worker as module
@@ -67,7 +67,7 @@ class World:
         self.folder = folder
         self.stand = Stand(folder, deadlines__drain_s=5)
         self.status, self.late, self.below = folder / "status", folder / "late", folder / "below"
-        (port,) = free_ports("127.0.0.1", 1)
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.late.touch()
         self.locks: list[Path] = []
@@ -235,7 +235,7 @@ def test_servers_on_one_gpu_start_one_after_the_other(world: World) -> None:
     world.late.unlink()
     first = world.role()
     until(first, lambda: first._process.child, "not started")
-    (port,) = free_ports("127.0.0.1", 1)
+    port = free_port()
     url, world.url = world.url, f"http://127.0.0.1:{port}"
     second = world.role(ordinal=1)
     for _ in range(3):

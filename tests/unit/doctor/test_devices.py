@@ -162,6 +162,12 @@ def test_scorers_take_one_gpu_after_another() -> None:
     words += ["--trainer.loss.correction=none"]
     none = load([DEMO], words)
     assert ["rollout", "trainer"] == [place.role for place in placements(none, gpus(6))]
+    compares = load([DEMO], [*words, "--trainer.loss.kl_coef=0.1"])
+    alone = [place.role for place in placements(compares, gpus(6))]
+    assert ["rollout", "logprob", "trainer"] == alone
+    needs, needed = sizes(sized(1e9), compares), sizes(sized(1e9), none)
+    assert needs["trainer"] == needed["trainer"]
+    assert needs["logprob"] - needed["logprob"] == pytest.approx(4000 / 2)  # one copy, on two ranks
 
 
 def sized(parameters: float) -> ModelFolder:

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rlstreams.check.doctor.check import Level
+from rlstreams.__main__ import main
+from rlstreams.check.doctor.check import EVERYTHING, Host, Level
+from rlstreams.check.doctor.diagnose import _of_model
 from rlstreams.check.doctor.model import model_checks, read_model
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
 
 ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "infra/examples/demo.toml"
 MODEL = ROOT / "infra/examples/demo/model"
 
 
@@ -63,7 +67,6 @@ def test_a_tokenizer_without_the_models_special_tokens(tmp_path: Path) -> None:
     [
         ({"quantization_config": {"quant_method": "mxfp4"}}, "weights are quantized (mxfp4)"),
         ({"layer_types": ["full_attention", "conv"]}, "layer_types has conv; known are"),
-        ({"layer_types": ["linear_attention"]}, "built-in engine's cache does not hold"),
     ],
 )
 def test_a_model_that_cannot_be_computed_here(
@@ -71,6 +74,26 @@ def test_a_model_that_cannot_be_computed_here(
 ) -> None:
     """Known from `config.json`, before anything is loaded."""
     assert told in refusal(copied(tmp_path, **config))
+
+
+def test_recurrent_layers_are_refused_where_the_built_in_engine_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server samples from such a model, and scorer and trainer compute it without a cache."""
+    folder = copied(tmp_path, layer_types=["linear_attention", "full_attention"])
+    model = read_model(str(folder))
+
+    def failed(engine: str, host: Host) -> list[str]:
+        config = load([DEMO], [f"--model.path={folder}", f"--rollout.engine={engine}"])
+        return [c.found for c in _of_model(config, model, host) if c.level is Level.FAIL]
+
+    (told,) = failed("builtin", EVERYTHING)
+    assert told.startswith(f"rollout.engine is 'builtin', but layer_types in {folder}/config.json")
+    assert "have a server sample (rollout.engine = 'vllm' or 'sglang')" in told
+    assert [] == failed("builtin", Host(role="logprob"))
+    assert [] == failed("vllm", EVERYTHING)
+    assert 78 == main(["try", str(DEMO), f"--model.path={folder}"])
+    assert "`rlstreams try` samples with the built-in engine, but" in capsys.readouterr().err
 
 
 def test_how_it_will_be_computed_is_shown(tmp_path: Path) -> None:

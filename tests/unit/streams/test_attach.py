@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.broker.embedded import BrokerState, EmbeddedBroker
-from rlstreams.streams.broker.ports import free_port
+from rlstreams.streams.broker.ports import free_port, free_ports, is_free
 
 
 class Found(EmbeddedBroker):
@@ -67,3 +67,10 @@ def test_a_broker_that_starts_is_waited_for(tmp_path: Path, listener: socket.soc
     assert serving == broker.attach_or_start()
     assert 0 == broker.num_starts
     thread.join()
+
+
+def test_ports_are_different_and_out_of_reach_of_outgoing_connections() -> None:
+    """Of a server that starts in a minute, or again, no client's connection takes the port."""
+    found = free_ports(20)
+    assert 20 == len({*found})
+    assert all(20_000 <= port < 32_000 and is_free(port) for port in found)

@@ -13,6 +13,7 @@ import pytest
 import rlstreams
 from rlstreams import open_run
 from rlstreams.schemas.events import DeadLetter, Prompt, StepCompleted, TrainerHeartbeat, Trajectory
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.record import Position, RawRecord
@@ -21,7 +22,6 @@ from rlstreams.streams.run import open_run as module
 from rlstreams.streams.run.place import RunPlace
 from rlstreams.words.sample_detail import stages
 from tests import factories
-from tests.ports import free_ports
 from tests.unit.inspect import told_run
 
 BROKER = {"bootstrap": "", "options": {"sasl.password": "env:PW"}, "jars_dir": "", "heap_mb": 99}

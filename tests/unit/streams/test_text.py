@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.log.group_ids import group_of, sample_name
 from rlstreams.streams.log.text import TAIL_BYTES, plain_json, tail
+from tests import factories
 
 
 def test_the_last_lines_in_order(tmp_path: Path) -> None:
@@ -58,3 +60,11 @@ def test_what_json_has_no_word_for_is_spelled_by_the_caller() -> None:
     assert '{\n  "a": 1,\n  "b": "x"\n}' == plain_json(
         value, indent=2, sort_keys=True, default=bytes.decode
     )
+
+
+def test_a_sample_s_group_is_read_from_its_name() -> None:
+    """Ids of groups are whoever's wrote them: a slash in one is its own."""
+    assert "7/2" == sample_name(factories.trajectory(group_id="7", sample=2))
+    for group in ("7", "e3-1", "a/b"):
+        assert group == group_of(sample_name(factories.prompt(group_id=group, sample=11)))
+    assert "" == group_of("no-sample")

@@ -9,7 +9,7 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.config.across import length_warning, loss_warning, start_warning
+from rlstreams.workers.config.across import length_warning, loss_warnings, start_warning
 from rlstreams.workers.config.load import from_json, load, resolved_json
 from rlstreams.workers.config.run import RunConfig
 
@@ -69,6 +69,11 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
         ("[broker]\nreplication = 3", r"broker.replication is 3, but broker.bootstrap is empty"),
         ("[rollout]\ntemperature = 0", r":2:1: rollout.temperature is 0: the likeliest token"),
         ("[prompts]\ngroup_size = 1", r":2:1: prompts.group_size is 1: a sample without siblings"),
+        (
+            "[prompts]\ngroup_size = 1\n[trainer]\nequal_rewards = 'drop'\n"
+            "[trainer.loss]\nadvantage = 'reward'",
+            r"equal_rewards is 'drop', but prompts.group_size is 1: .* each would be dropped",
+        ),
         ("[rollout]\nsample_deadline_s = 700", r":2:1: trainer.group_deadline_s is 1200, but ro"),
         ("[trainer.loss]\nclip_dual = 1", r":2:1: trainer.loss.clip_dual must be above 1, or 0"),
         ("[trainer.loss]\nreduce = 'constant'", r"'constant' and trainer.loss.constant_tokens is"),
@@ -77,14 +82,9 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
         ("[trainer.loss]\nadvantage = 'max_rl'", r"got 'max_rl'; did you mean 'maxrl'\?"),
         ("[trainer.loss]\nweight_cap = 0.5", r":2:1: trainer.loss.weight_cap is 0.5, below 1"),
         ("[trainer.loss]\nproximal = 'behavior'", r"truncation, masks, rejection and normalisat"),
-        ("[trainer.loss]\nproximal = 'step_start'", r"kind 'ppo' would bound nothing"),
         (
             "[trainer.loss]\nproximal = 'interpolated'\nweight_normalize = true",
             r"weight_normalize is true, but with trainer.loss.proximal 'interpolated'",
-        ),
-        (
-            "[trainer]\nequal_rewards = 'drop'\n[trainer.loss]\nadvantage = 'reinforce++'",
-            r"equal_rewards is 'drop', but trainer.loss.advantage is 'reinforce\+\+'",
         ),
         ("[trainer.loss]\nkind = 'sft'", r"'sft', but trainer.loss.advantage is 'grpo', which"),
         (
@@ -127,7 +127,6 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
             "[trainer.optimizer]\nschedule = 'cosine'\ndecay_steps = 5",
             r"decay_steps is 5, but trainer.optimizer.warmup_steps is 5: nothing is left",
         ),
-        ("[rollout]\nmax_new_tokens = 20000", r"the longest sample would fit no micro-batch"),
         ("[broker.options]\n'sasl.password' = 'x'", r"'?sasl.password is a secret: give it as env"),
         ("[broker]\nsasl_mechanism = 'PLAIN'", r"broker.sasl_mechanism; broker has bootstrap, "),
         ("[rollout]\nengin = 'x'", r"rollout.engin; did you mean rollout.engine\?"),
@@ -288,7 +287,7 @@ def test_a_start_is_warned_of_a_cut_distribution(override, told):
         (1, None, ""),
     ],
 )
-def test_a_start_is_warned_of_samples_beyond_a_micro_batch(max_turns, longest, told):
+def test_a_start_is_warned_of_turns_beyond_a_micro_batch(max_turns, longest, told):
     """Of all turns together, as far as the model's longest sequence lets them grow."""
     config = load(
         [],
@@ -302,6 +301,16 @@ def test_a_start_is_warned_of_samples_beyond_a_micro_batch(max_turns, longest, t
     assert told in warning
     named = f"environment.max_turns is {max_turns} and rollout.max_new_tokens is 5000: "
     assert bool(told) == warning.startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "longest", "is_warned"),
+    [(16384, None, True), (16383, None, False), (20000, 16384, False), (20000, 16385, True)],
+)
+def test_a_start_is_warned_of_an_answer_beyond_a_micro_batch(max_new_tokens, longest, is_warned):
+    """With its prompt, of one token at least; it is a micro-batch of its own, as turns are."""
+    warning = length_warning(load([], [f"rollout.max_new_tokens={max_new_tokens}"]), longest)
+    assert is_warned == warning.startswith(f"rollout.max_new_tokens is {max_new_tokens}: a sample")
 
 
 @pytest.mark.parametrize(
@@ -324,8 +333,27 @@ GSPO = ["trainer.loss.kind=gspo", "trainer.loss.clip_low=3e-4", "trainer.loss.cl
 def test_gspo_s_own_bounds_are_warned_of_where_samples_are_old():
     """Staleness alone would clip most tokens. To the step's start, on fresh samples, or with wider
     bounds it does not."""
-    assert "clip_low is 0.0003 and trainer.loss.clip_high is 0.0004" in loss_warning(load([], GSPO))
+    (warning,) = loss_warnings(load([], GSPO))
+    assert "clip_low is 0.0003 and trainer.loss.clip_high is 0.0004" in warning
     at_start = ["trainer.loss.proximal=step_start", "trainer.minibatches=2"]
     wider = ["trainer.loss.clip_low=0.03", "trainer.loss.clip_high=0.04"]
     for more in (at_start, ["trainer.max_staleness=0"], wider, ["trainer.loss.kind=ppo"]):
-        assert "" == loss_warning(load([], GSPO + more))
+        assert [] == list(loss_warnings(load([], GSPO + more)))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["trainer.loss.proximal=step_start"], "kind 'ppo' bounds nothing, only the importance"),
+        (["trainer.loss.proximal=step_start", "trainer.batch_epochs=2"], ""),
+        (["trainer.loss.proximal=step_start", "logprob.place=trainer"], ""),
+        (
+            ["trainer.equal_rewards=drop", "trainer.loss.advantage=reinforce++"],
+            "'reinforce++': it does not compare within the group, so groups of equal rewards",
+        ),
+        (["trainer.equal_rewards=drop"], ""),
+    ],
+)
+def test_what_other_trainers_usually_do_is_warned_of(words, told):
+    """verl has one update of a batch, and filters groups beside any advantage."""
+    assert [True] * bool(told) == [told in warning for warning in loss_warnings(load([], words))]

@@ -82,10 +82,10 @@ def test_what_cannot_be_extended(tmp_path: Path, files: dict[str, str], told: st
 
 def test_two_files_that_disagree_are_both_named(tmp_path: Path) -> None:
     """Each is right by itself."""
-    one = write(tmp_path, "[rollout]\nmax_new_tokens = 500", "one.toml")
-    two = write(tmp_path, "[trainer]\nmicro_batch_tokens = 400", "two.toml")
+    one = write(tmp_path, "[prompts]\ngroup_size = 4", "one.toml")
+    two = write(tmp_path, "[trainer]\nmin_group_samples = 5", "two.toml")
     told = (
-        r"one\.toml:2:1, .*two\.toml:2:1: trainer\.micro_batch_tokens is 400, but rollout\.max_new"
+        r"one\.toml:2:1, .*two\.toml:2:1: trainer\.min_group_samples is 5, but prompts\.group"
     )
     with pytest.raises(ConfigError, match=told):
         load([one, two])

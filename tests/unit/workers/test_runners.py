@@ -6,11 +6,11 @@ import json
 import socket
 from pathlib import Path
 
+from rlstreams.streams.broker.ports import free_ports
 from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.agents.outside import OutsideAgent
 from rlstreams.workers.config.agents import AgentSection, GatewaySection
 from rlstreams.workers.gateway.keys import Keys
-from tests.ports import free_ports
 
 
 def test_a_worker_that_starts_again_listens_where_it_did(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
+from rlstreams.workers.logprob.passing import PassingScorer
 from rlstreams.workers.loop.agreement import check_alone
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
@@ -71,6 +72,18 @@ def test_roles_of_several_ranks_take_turns_on_all_their_gpus(tmp_path: Path) -> 
     for given in (words, words[:-1]):
         config = load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], given)
         assert config.shared_device("trainer") is config.devices[0]
+
+
+def test_a_worker_that_holds_a_reference_alone_takes_turns(tmp_path: Path) -> None:
+    """Its scorer of policies has nothing to give up."""
+    (tmp_path / "devices.toml").write_text(CARD)
+    words = ["--logprob.place=trainer", "--trainer.loss.proximal=step_start"]
+    words += ["--trainer.loss.kl_coef=0.1"]
+    config = load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], words)
+    assert config.shared_device("logprob") is config.devices[0]
+    passing = PassingScorer(Path(config.model.path))
+    passing.off_load()
+    passing.load_back()
 
 
 @pytest.mark.parametrize(

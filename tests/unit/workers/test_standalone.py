@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
@@ -285,3 +286,22 @@ def test_weights_on_loopback_are_out_of_reach_of_other_hosts() -> None:
     assert "" == out_of_reach(claim, "learner")
     by_file = factories.trainer_started(config=resolved_json(OURS))
     assert "" == out_of_reach(by_file, "sampler")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.0.9", True),
+        ("localhost", True),
+        ("::1", True),
+        ("http://localhost:8000", True),
+        ("http://[::1]:8000/", True),
+        ("10.0.0.1", False),
+        ("localhost5", False),
+        ("http://127-0.example.org", False),
+    ],
+)
+def test_addresses_that_only_one_host_reaches(address: str, is_own: bool) -> None:
+    """By themselves or in a url."""
+    assert is_own == is_loopback(address)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+from rlstreams.streams.addresses import is_loopback
 from rlstreams.workers.engines.served.adapter import Adapter
 from rlstreams.workers.engines.served.adapters import ADAPTERS
 from rlstreams.workers.engines.served.facts import (
@@ -26,7 +27,7 @@ from rlstreams.workers.engines.served.facts import (
     too_old,
     untested,
 )
-from rlstreams.workers.engines.served.http import ServerError, ServerHttp, is_loopback
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.wire import AnswerError, GenerateRequest
 
 ASK_S = 60.0  # the first request of a fresh server compiles
@@ -233,4 +234,4 @@ def _outer_addresses() -> list[str]:
         found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
     except OSError:
         return []
-    return sorted({str(row[4][0]) for row in found if not str(row[4][0]).startswith("127.")})
+    return sorted({str(row[4][0]) for row in found if not is_loopback(str(row[4][0]))})

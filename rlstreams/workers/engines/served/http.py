@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -19,11 +18,6 @@ Json = Any
 _SHOWN = 300  # characters of an answer in a message
 LONGEST_BYTES = 16 << 20  # of an answer without tokens, which describes the server
 REFUSED = -1  # a status: no process listens at the address
-
-
-def is_loopback(url: str) -> bool:
-    """Whether an address means another server on each host."""
-    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 class ServerError(EngineError):

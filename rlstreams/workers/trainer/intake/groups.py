@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rlstreams.schemas.events import AbsentSample, DeadLetter, ScoredTrajectory, Trajectory
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.streams.rows import main_row
@@ -132,7 +133,7 @@ class IntakeGroup:
         Raises:
             ValueError: a sample number outside of the group, a size that differs from siblings'.
         """
-        name = f"sample {seen.group_id}/{seen.sample} at {seen.position}"
+        name = f"sample {sample_name(seen)} at {seen.position}"
         if not 0 <= seen.sample < seen.group_size:
             raise ValueError(f"{name}: sample must be below group_size {seen.group_size}")
         if self.group_size not in (None, seen.group_size):
