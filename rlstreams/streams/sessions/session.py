@@ -95,14 +95,20 @@ class Session:
         return 1 + max(self.starts, default=-1)
 
     @property
-    def newest(self) -> list[Node]:
-        """Calls that answered its agent's newest start, in commit order. All calls, where that
-        start has none, or its client goes on behind a new start."""
+    def answered(self) -> list[Node]:
+        """Calls that answered its agent's newest start, in commit order; all calls, where its
+        client goes on behind a new start."""
         nodes, start = list(self.nodes.values()), self.num_starts - 1
         if self.opened is not None and self.opened.client_group:
             return nodes
         answered = {name for number, name in self.replays if number == start}
-        return [n for n in nodes if n.call.start == start or n.call.call_id in answered] or nodes
+        return [n for n in nodes if n.call.start == start or n.call.call_id in answered]
+
+    @property
+    def newest(self) -> list[Node]:
+        """Calls that answered its agent's newest start, in commit order; all calls, where it has
+        none."""
+        return self.answered or list(self.nodes.values())
 
     @property
     def is_closed(self) -> bool:

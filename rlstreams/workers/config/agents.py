@@ -45,9 +45,10 @@ class AgentSection(Section, section="agent"):
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for `python`; secrets (`api_key`, `token`) as `env:NAME` or `file:PATH`."""
     max_calls: PositiveInt = 64
-    """Model calls of one sample, at most; a further one is refused, and the sample is judged."""
+    """Model calls of one start of the agent, at most, with those that are answered from the log; a
+    further one is refused, and the sample is judged."""
     max_tokens: NonNegativeInt = 0
-    """Tokens that one sample may have sampled; 0: no limit but the model's length."""
+    """Tokens that the calls of one start may sample; 0: no limit but the model's length."""
     timeout_s: PositiveFloat = 240.0
     """Time limit for one start of the agent; then it is ended, and the sample is judged."""
     starts: PositiveInt = 3

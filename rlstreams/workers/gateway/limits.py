@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.gateway.port import CallRefusedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """Limits of one session."""
+    """Limits of one start of a session's agent; answers from the log count."""
 
     max_calls: int
     max_tokens: int  # sampled; 0: no limit
@@ -37,3 +41,72 @@ def too_long(num_tokens: int, longest: int) -> LimitError:
         f"resulted in {num_tokens} tokens. Please reduce the length of the messages.",
         "context_length_exceeded",
     )
+
+
+class Budget:
+    """What a start may still ask for. Calls under way count: agents ask side by side."""
+
+    def __init__(self, limits: CallLimits, log: Session) -> None:
+        self._limits = limits
+        self._log = log
+        self._under_way: set[Share] = set()
+
+    @contextmanager
+    def call(self) -> Iterator[Share]:
+        """Room for one call, until it is in the log or has failed.
+
+        Raises:
+            LimitError: a limit is reached.
+        """
+        limits = self._limits
+        if len(self._log.answered) + len(self._under_way) >= limits.max_calls:
+            raise LimitError(f"the session made its {limits.max_calls} calls (agent.max_calls)")
+        self._check_tokens()
+        share = Share(self)
+        self._under_way.add(share)
+        try:
+            yield share
+        finally:
+            self._under_way.remove(share)
+            share.over.set_result(None)
+
+    def _check_tokens(self) -> None:
+        if self._limits.max_tokens and self._tokens_left() < 1:
+            raise LimitError(
+                f"the session has sampled {self._limits.max_tokens} tokens (agent.max_tokens)"
+            )
+
+    def _tokens_left(self) -> int:
+        sampled = sum(sampled_tokens(node.call) for node in self._log.answered)
+        return self._limits.max_tokens - sampled
+
+    async def granted(self, wanted: int) -> int:
+        """See `Share.take`."""
+        if not self._limits.max_tokens:
+            return wanted
+        while (left := self._tokens_left()) - sum(one.tokens for one in self._under_way) < wanted:
+            others = {one.over for one in self._under_way if one.tokens}
+            if not others:
+                break
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        self._check_tokens()
+        return min(wanted, left)
+
+
+class Share:
+    """One call under way."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.tokens = 0  # that it may sample
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def take(self, wanted: int) -> int:
+        """Tokens that the call may sample, `wanted` or what is left; waits while other calls may
+        leave it more.
+
+        Raises:
+            LimitError: none is left.
+        """
+        self.tokens = await self._budget.granted(wanted)
+        return self.tokens

@@ -34,14 +34,21 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Record
-from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.streams.sessions.session import Session
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
-from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
+from rlstreams.workers.gateway.limits import (
+    Budget,
+    CallLimits,
+    LimitError,
+    Share,
+    Trouble,
+    too_long,
+)
 from rlstreams.workers.gateway.port import (
     CallAnswer,
     CallRefusedError,
@@ -94,7 +101,7 @@ class OpenSession:
         """Fails with the error that ends this process: no agent can go on here."""
         self._shared = shared
         self._record = record
-        self._limits = limits
+        self._budget = Budget(limits, log)
         self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
@@ -208,11 +215,13 @@ class OpenSession:
     ) -> CallAnswer:
         occurrence = self.log.occurrences(self.start, request_hash)
         recorded = self.log.recorded(request_hash, occurrence)
+        before = self.trouble
         try:
             if recorded is not None:
                 answer = await self._replayed(request, recorded)
             else:
-                answer = await self._live(request, spelled, request_hash, occurrence)
+                with self._budget.call() as share:
+                    answer = await self._live(request, spelled, request_hash, occurrence, share)
         except CallRefusedError as err:
             # The next try is this occurrence, and not the one before.
             self._answered.pop(request_hash, None)
@@ -221,20 +230,26 @@ class OpenSession:
             if err.status not in _SILENT:
                 self.records.note(self.records.failed(request_hash, occurrence, err))
             raise
-        self.trouble = None
+        if self.trouble is before:  # one that came meanwhile stands: its agent was told later
+            self.trouble = None
         self._answered[request_hash] = answer
         self._dialogue.remember(spelled, answer)
         return answer
 
     async def _live(
-        self, request: CallRequest, spelled: Spelled, request_hash: str, occurrence: int
+        self,
+        request: CallRequest,
+        spelled: Spelled,
+        request_hash: str,
+        occurrence: int,
+        share: Share,
     ) -> CallAnswer:
         received_ms = now_ms()
         self._check_request(request)
         named = call_id(self.session_id, request_hash, occurrence)
         with self._shared.place():
             prompt = self._dialogue.prompt(request, spelled)
-            sampled = await self._sampled(request, prompt, named)
+            sampled = await self._sampled(request, prompt, named, share)
         answer = self._dialogue.read(
             request, prompt.token_ids, sampled.token_ids, sampled.is_cut, named
         )
@@ -293,8 +308,7 @@ class OpenSession:
     def _check_request(self, request: CallRequest) -> None:
         """
         Raises:
-            CallRefusedError: 400; a parameter that bends the distribution beyond the record, or a
-                limit of the session.
+            CallRefusedError: 400; a parameter that bends the distribution beyond the record.
         """
         if request.constrained:
             raise CallRefusedError(
@@ -303,25 +317,14 @@ class OpenSession:
                 f"{request.constrained} is not served: the answer would not be the policy's own",
                 param=request.constrained,
             )
-        num_calls, limits = len(self.log.nodes), self._limits
-        if num_calls >= limits.max_calls:
-            raise LimitError(f"the session made its {limits.max_calls} calls (agent.max_calls)")
-        if limits.max_tokens and self._tokens_left() < 1:
-            raise LimitError(
-                f"the session has sampled {limits.max_tokens} tokens (agent.max_tokens)"
-            )
 
-    def _tokens_left(self) -> int:
-        """Tokens that the session may still sample."""
-        if not self._limits.max_tokens:
-            return self._shared.engine.max_tokens
-        return self._limits.max_tokens - sum(sampled_tokens(call) for call in self.log.calls)
-
-    async def _sampled(self, request: CallRequest, prompt: PromptIds, named: str) -> Sampled:
+    async def _sampled(
+        self, request: CallRequest, prompt: PromptIds, named: str, share: Share
+    ) -> Sampled:
         engine, given = self._shared.engine, len(prompt.token_ids)
         if given >= engine.max_tokens:
             raise too_long(given, engine.max_tokens)
-        wanted = [self._sampling.max_new_tokens, engine.max_tokens - given, self._tokens_left()]
+        wanted = [self._sampling.max_new_tokens, engine.max_tokens - given]
         if request.max_tokens is not None:
             if request.max_tokens < 1:
                 raise CallRefusedError(
@@ -331,13 +334,14 @@ class OpenSession:
                     param="max_tokens",
                 )
             wanted.append(request.max_tokens)
+        most = await share.take(min(wanted))
         for attempt in range(self._shared.max_attempts):
             asked = SampleRequest(
                 sample_id=f"{self.session_id}/{named}/{attempt}",
                 group_id=self._record.event.group_id,
                 token_ids=prompt.token_ids,
                 prompt_tokens=given,
-                sampling=replace(self._sampling, max_new_tokens=min(wanted)),
+                sampling=replace(self._sampling, max_new_tokens=most),
                 seed=self._record.event.seed,
                 session=self.session_id,
             )

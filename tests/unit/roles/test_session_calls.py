@@ -12,6 +12,7 @@ import pytest
 from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.rows import rows_of_sample
+from rlstreams.streams.sessions.session import sampled_tokens
 from rlstreams.workers.agents.agent import LostAgentError
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
@@ -55,6 +56,46 @@ def test_more_calls_than_the_engine_takes_are_told_when_to_come_again(tmp_path: 
     assert len(log.calls) == len({call.call_id for call in log.calls}) > 1
     assert len(ended.engine.requests) == len(log.calls)
     assert not ended.stand.read(CALLS.name, CallFailed)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_calls", "num_tokens"), [({"max_calls": 3}, 3, 9), ({"max_tokens": 10}, 4, 10)]
+)
+def test_calls_side_by_side_keep_to_the_limits(
+    tmp_path: Path, limits: dict[str, int], num_calls: int, num_tokens: int
+) -> None:
+    """Also those that are under way; no call is cut while another may leave it what it asks for."""
+    refused: list[str] = []
+
+    async def fans_out(client: Client) -> None:
+        client.messages = [{"role": "user", "content": "1"}]
+        calls = [client.call(choice=number, max_tokens=5) for number in range(6)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refused.extend(str(one) for one in answers if isinstance(one, CallRefusedError))
+
+    ended = Ended(tmp_path, fans_out, **limits)
+    lengths = [sampled_tokens(call) for call in recorded(ended.stand).calls]
+    assert (len(lengths), sum(lengths), set(lengths[:3])) == (num_calls, num_tokens, {3})
+    assert len(refused) == 6 - num_calls
+    assert all(f"agent.{name}" in why for name in limits for why in refused)
+    assert recorded(ended.stand).closed[0].kind == "limit"
+
+
+def test_a_start_that_forks_has_all_that_the_limits_allow(tmp_path: Path) -> None:
+    """It was lost by no fault of its own: what the start before did takes nothing from it."""
+    lost: list[int] = []
+
+    async def forks(client: Client) -> None:
+        client.messages = [{"role": "system", "content": str(len(lost))}]
+        for number in range(4):
+            await client.say("1")
+            if number == 2 and not lost:
+                lost.append(number)
+                raise LostAgentError("its process ended")
+
+    ended = Ended(tmp_path, forks, max_calls=4)
+    assert [call.start for call in recorded(ended.stand).calls] == [0] * 3 + [1] * 4
+    assert recorded(ended.stand).closed[0].kind == "ended"
 
 
 class Holds(EndsTurns):
