@@ -95,11 +95,16 @@ class Session:
         return 1 + max(self.starts, default=-1)
 
     @property
+    def _goes_on(self) -> bool:
+        """Whether its client is from outside: it does not begin anew with a new start."""
+        return self.opened is not None and bool(self.opened.client_group)
+
+    @property
     def answered(self) -> list[Node]:
         """Calls that answered its agent's newest start, in commit order; all calls, where its
         client goes on behind a new start."""
         nodes, start = list(self.nodes.values()), self.num_starts - 1
-        if self.opened is not None and self.opened.client_group:
+        if self._goes_on:
             return nodes
         answered = {name for number, name in self.replays if number == start}
         return [n for n in nodes if n.call.start == start or n.call.call_id in answered]
@@ -117,8 +122,14 @@ class Session:
 
     @property
     def standing(self) -> list[OutcomeReported]:
-        """Outcomes that no later one has replaced, as they came."""
-        return [o for name, o in self.outcomes.items() if name not in self._superseded]
+        """Outcomes that no later one has replaced, as they came. An agent's own word counts in its
+        newest start: an earlier one spoke of other work, or is said again."""
+        first = 0 if self._goes_on else self.num_starts - 1
+        return [
+            one
+            for name, one in self.outcomes.items()
+            if name not in self._superseded and not 0 <= one.start < first
+        ]
 
     @property
     def is_rewarded(self) -> bool:

@@ -18,17 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rlstreams.schemas.calls import (
-    ABANDONED,
-    AGENT,
-    ENDED,
-    ENVIRONMENT_FAILED,
-    LIMIT,
-)
 from rlstreams.schemas.events import (
     CallCommitted,
     CallReplayed,
-    OutcomeReported,
     Prompt,
 )
 from rlstreams.streams.log.codec import now_ms
@@ -53,15 +45,13 @@ from rlstreams.workers.gateway.port import (
     CallAnswer,
     CallRefusedError,
     CallRequest,
-    Report,
     ending,
 )
 from rlstreams.workers.gateway.records import SessionRecords
 from rlstreams.workers.gateway.shared import BUSY_S, SharedParts
+from rlstreams.workers.gateway.word import Word
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.sandbox.reward import Judgement, check_judgement
 
-SAID_KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, ABANDONED)  # of an end, by the agent
 _SILENT = (401, 410, 429)  # statuses of refusals that are not recorded
 
 
@@ -92,11 +82,6 @@ class OpenSession:
         self.first_start = 0 if goes_on else self.start
         """Earliest start whose key is accepted."""
         self.trouble: Trouble | None = None
-        self.ended: asyncio.Event = asyncio.Event()
-        """Set once the agent said that it is done."""
-        self.said = ("", "")  # then: kind and detail
-        self.said_last: OutcomeReported | None = None
-        """The reward that the agent ended with; not written yet."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error that ends this process: no agent can go on here."""
         self._shared = shared
@@ -109,6 +94,7 @@ class OpenSession:
         self._listening = Counter[str]()  # clients that wait for the answer
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = SessionRecords(shared, record, log.session_id, self.start, auxiliary)
+        self.word = Word(self.records, log, goes_on=goes_on)
         self._dialogue = Dialogue(shared, log, sampling, matcher)
         self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:
@@ -364,35 +350,6 @@ class OpenSession:
             self._break(failed)
         self.trouble = Trouble(is_limit=False, detail=str(failed))
         return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
-
-    async def report(self, report: Report) -> str:
-        """Write the agent's report on its session; see `Calls.report`."""
-        self.check_open()
-        if report.call_id is not None and report.call_id not in self.log.nodes:
-            raise CallRefusedError(
-                400, "invalid_value", f"call_id: the session has no call {report.call_id}",
-                param="call_id",
-            )  # fmt: skip
-        try:
-            check_judgement(Judgement(reward=report.reward, parts=dict(report.parts)))
-        except ValueError as err:
-            raise CallRefusedError(400, "invalid_value", str(err), param="reward") from None
-        outcome = self.records.outcome(report, AGENT, named=report.outcome_id)
-        if outcome.outcome_id not in self.log.outcomes:
-            await self.records.committed(outcome)
-            self.log.judge(outcome)
-        return outcome.outcome_id
-
-    def end(self, kind: str, detail: str) -> None:
-        """Note the end that the agent states; only its first word counts."""
-        if kind not in SAID_KINDS:
-            raise CallRefusedError(
-                400, "invalid_value", f"kind must be one of {', '.join(SAID_KINDS)}, got {kind!r}",
-                param="kind",
-            )  # fmt: skip
-        if not self.ended.is_set():
-            self.said = (kind, detail)
-            self.ended.set()
 
     async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
         await self._replay(recorded)

@@ -102,11 +102,11 @@ class OpenSessions:
 
     async def report(self, key: str, report: Report) -> str:
         """See Calls."""
-        return await self._session(key).report(report)
+        return await self._session(key).word.report(report)
 
     async def close(self, key: str, kind: str, detail: str) -> None:
         """See Calls."""
-        self._session(key).end(kind, detail)
+        self._session(key).word.say_end(kind, detail)
 
     def count_tokens(
         self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()

@@ -163,14 +163,26 @@ class SessionRecords:
             at_ms=now_ms(),
         )
 
-    def outcome(self, report: Report, grader: str, *, named: str = "") -> OutcomeReported:
+    def outcome(
+        self,
+        report: Report,
+        grader: str,
+        *,
+        named: str = "",
+        replaced: str | None = None,
+        start: int = -1,
+        turn: int = 0,
+    ) -> OutcomeReported:
         """The record of an outcome of this session.
 
         Args:
-            named: its id; "": derived from the report, so that a repeat is the same.
+            named: its id; "": derived from the rest.
+            replaced: id of the outcome that it takes the place of.
+            start: of the agent, if it is its own word.
+            turn: number of its words before this one.
         """
         says = f"{self.session_id}\n{grader}\n{report.reward!r}\n{sorted(report.parts.items())}\n"
-        says += f"{report.note}\n{report.call_id}\n{report.supersedes}"
+        says += f"{report.note}\n{report.call_id}\n{replaced}\n{start}\n{turn}"
         return OutcomeReported(
             session_id=self.session_id,
             group_id=self._record.event.group_id,
@@ -181,9 +193,10 @@ class SessionRecords:
             call_id=report.call_id,
             parts=dict(report.parts),
             note=report.note,
-            supersedes=report.supersedes,
+            supersedes=replaced,
             by=self._shared.worker,
             at_ms=now_ms(),
+            start=start,
         )
 
     def note(self, event: Event) -> None:
