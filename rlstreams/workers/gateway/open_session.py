@@ -3,7 +3,8 @@
 A request is one of these, the first that fits:
 
 1. equal to one under way or to one whose answer nobody heard, or marked by its client as another
-   try: it is that call;
+   try: it is that call. A client that marks its tries, and not this one, asks for another answer:
+   it waits until the equal one has its own;
 2. recorded, as the n-th of its kind in an earlier start of the agent: answered from the log;
 3. else it is sampled. Its answer leaves when it is committed.
 
@@ -142,13 +143,13 @@ class OpenSession:
         self.check_open()
         spelled = self._matcher.spelled(request.messages, request.tools, self._spelled)
         self._spelled, request_hash = spelled, self._matcher.request_hash(request, spelled)
-        task = self._under_way.get(request_hash)
+        task = await self._joined(request, request_hash)
         known = self._answered.get(request_hash)
         if task is None and known is not None:
             is_unheard = not self.log.is_heard(self.log.nodes[known.call_id])
             if is_unheard:  # its client has not seen it, and may not mark this as a retry
                 await self._replay(self.log.nodes[known.call_id].call)
-            if is_unheard or request.retry > 0:
+            if is_unheard or (request.retry or 0) > 0:
                 return replace(known, is_replayed=True)
         if task is None:
             task = asyncio.get_running_loop().create_task(
@@ -165,6 +166,21 @@ class OpenSession:
             raise
         finally:
             self._listening[request_hash] -= 1
+
+    async def _joined(
+        self, request: CallRequest, request_hash: str
+    ) -> asyncio.Task[CallAnswer] | None:
+        """The equal request under way that this one is; None: it is another, or there is none.
+
+        A client that counts its tries and says that this is the first asks side by side for several
+        answers: they are given one after another, by which each is a call of its own.
+        """
+        while (task := self._under_way.get(request_hash)) is not None:
+            if request.retry != 0 or not self._listening[request_hash]:
+                return task
+            await asyncio.wait({task})
+            self.check_open()
+        return None
 
     def check_open(self) -> None:
         """

@@ -106,10 +106,10 @@ class Body:
         return (choice.get("type") if isinstance(choice, dict) else choice) in ("required", "any")
 
 
-def retry_of(headers: Mapping[str, str]) -> int:
-    """Number of a client's try of a request, from 0."""
-    count = headers.get("x-stainless-retry-count", "0")
-    return int(count) if count.isdecimal() else 0
+def retry_of(headers: Mapping[str, str]) -> int | None:
+    """Number of a client's try of a request, from 0; None: it does not count them."""
+    count = headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isdecimal() and count.isascii() else None
 
 
 def is_trained_of(headers: Mapping[str, str]) -> bool:
