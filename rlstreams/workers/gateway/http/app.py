@@ -311,8 +311,14 @@ _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 async def _all(calls: Sequence[asyncio.Task[CallAnswer]]) -> list[CallAnswer]:
-    """All answers; raises the first refusal, and the others end by themselves."""
-    return await asyncio.gather(*map(asyncio.shield, calls))
+    """All answers; raises the first refusal, and then nobody waits for the others: their client
+    hears of none of them."""
+    try:
+        return await asyncio.gather(*map(asyncio.shield, calls))
+    except Exception:
+        for call in calls:
+            call.cancel()
+        raise
 
 
 def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
