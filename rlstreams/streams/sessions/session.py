@@ -155,8 +155,18 @@ class Session:
 
     def occurrences(self, start: int, request_hash: str) -> int:
         """Return the number of a start's answers to this request, sampled or from the log: the
-        occurrence of the next one."""
-        return self._asked[start, request_hash]
+        occurrence of the next one.
+
+        A client that goes on behind a new start has had the answers of earlier ones, too. The last
+        of them may be lost with its worker, unless a later call continues it.
+        """
+        num = self._asked[start, request_hash]
+        if not self._goes_on:
+            return num
+        nodes = self.nodes.values()
+        known = [node for node in nodes if node.call.request_hash == request_hash]
+        is_lost = bool(known) and not num and not any(one.parent is known[-1] for one in nodes)
+        return len(known) - is_lost
 
     def tokens_of(self, call_id: str) -> Ints:
         """Return prompt and answer of a call, int32 [tokens].
