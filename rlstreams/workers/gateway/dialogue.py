@@ -20,6 +20,7 @@ from rlstreams.streams.sessions.chain import unpacked
 from rlstreams.streams.sessions.session import Session, added, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, answer_message
+from rlstreams.workers.gateway.limits import least_tokens, too_long
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
 from rlstreams.workers.gateway.shared import SharedParts
 
@@ -68,9 +69,16 @@ class Dialogue:
         """The ids that the policy goes on from.
 
         Raises:
-            CallRefusedError: 400; messages that the template does not take.
+            CallRefusedError: 400; messages that the template does not take, or far too many.
         """
-        parent, why_root = self._parent(request, spelled.chain)
+        known = [
+            (n, self._continued[d]) for n, d in enumerate(spelled.chain) if d in self._continued
+        ]
+        num, named = known[-1] if known else (0, "")
+        longest = self._shared.engine.max_tokens
+        if least := least_tokens(request.messages[num:], self._shared.tokenizer, longest):
+            raise too_long(least, longest, " or more")
+        parent, why_root = self._parent(request, num, named)
         if parent is None:
             whole = np.array(
                 self._shared.renderer.render(request.messages, request.tools), np.int32
@@ -80,13 +88,15 @@ class Dialogue:
         return PromptIds(np.concatenate([before, new_ids]), new_ids, named, "")
 
     def _parent(
-        self, request: CallRequest, chain: Sequence[bytes]
+        self, request: CallRequest, num: int, parent: str
     ) -> tuple[tuple[str, Int32s, Int32s] | None, str]:
-        """The call that is continued, its ids, and the new ids after them; or why there is none."""
-        named = [(n, self._continued[d]) for n, d in enumerate(chain) if d in self._continued]
-        if not named:
+        """The call that is continued, its ids, and the new ids after them; or why there is none.
+
+        Args:
+            num: of the request's messages that `parent`, its answer included, begins with.
+        """
+        if not parent:
             return None, "no call's messages begin these" if self._log.nodes else ""
-        num, parent = named[-1]
         before = self._tokens_of(parent)
         sampled = sampled_tokens(self._log.nodes[parent].call)
         new_ids = self._shared.renderer.bridge(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rlstreams.streams.sessions.session import Session, sampled_tokens
-from rlstreams.workers.gateway.port import CallRefusedError
+from rlstreams.workers.gateway.canonical import text_of
+from rlstreams.workers.gateway.port import CallRefusedError, Message
+from rlstreams.workers.model.tokenizer import Tokenizer
+
+_CHARACTERS = 4  # of a token, in most texts
+_SEAM = 64  # tokens that the beginning of a text may have alone and not in the whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +39,26 @@ class LimitError(CallRefusedError):
         super().__init__(400, code, why)
 
 
-def too_long(num_tokens: int, longest: int) -> LimitError:
+def least_tokens(messages: Sequence[Message], tokenizer: Tokenizer, longest: int) -> int:
+    """Tokens of these messages at least; 0: few enough to count them.
+
+    An agent that puts a file of 8 MB into its prompt would keep the event loop, and with it all
+    other sessions, for as long as its tokens take. So only the beginning is read, until it alone
+    has more than `longest` tokens.
+    """
+    text, size = "".join(text_of(one.get("content"), "") for one in messages), _CHARACTERS * longest
+    least = 0
+    while least <= longest and 2 * size < len(text):
+        least = len(tokenizer.encode_piece(text[:size], literal=True)) - _SEAM
+        size *= 2
+    return least if least > longest else 0
+
+
+def too_long(num_tokens: int, longest: int, more: str = "") -> LimitError:
     """A prompt that leaves no room for an answer, in the words of OpenAI."""
     return LimitError(
         f"This model's maximum context length is {longest} tokens. However, your messages "
-        f"resulted in {num_tokens} tokens. Please reduce the length of the messages.",
+        f"resulted in {num_tokens} tokens{more}. Please reduce the length of the messages.",
         "context_length_exceeded",
     )
 

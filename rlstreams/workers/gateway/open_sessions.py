@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.limits import least_tokens
 from rlstreams.workers.gateway.open_session import OpenSession
 from rlstreams.workers.gateway.port import (
     CallAnswer,
@@ -113,7 +114,8 @@ class OpenSessions:
     ) -> int:
         """See Calls."""
         self._session(key)
-        return len(self.shared.renderer.render(messages, tools))
+        least = least_tokens(messages, self.shared.tokenizer, self.max_model_len)
+        return least or len(self.shared.renderer.render(messages, tools))
 
     def _session(self, key: str) -> OpenSession:
         """

@@ -157,7 +157,8 @@ class Calls(Protocol):
     def count_tokens(
         self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> int:
-        """Number of tokens of the prompt that these would make; nothing is recorded."""
+        """Number of tokens of the prompt that these would make; nothing is recorded. It may be too
+        small for a prompt beyond `max_model_len`, but is beyond that, too."""
 
 
 class Desk(Protocol):

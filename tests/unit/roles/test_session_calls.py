@@ -98,6 +98,31 @@ def test_a_start_that_forks_has_all_that_the_limits_allow(tmp_path: Path) -> Non
     assert recorded(ended.stand).closed[0].kind == "ended"
 
 
+def test_a_prompt_far_too_long_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """Its tokens would take the loop, on which all sessions wait, many seconds; also of a message
+    that goes on with a call, and where tokens are counted."""
+    read: list[int] = []
+
+    async def pastes(client: Client) -> None:
+        shared = client.open_sessions.shared
+        encode = shared.tokenizer.encode_piece
+        shared.tokenizer.encode_piece = lambda text, **how: (  # type: ignore[method-assign]
+            read.append(len(text)), encode(text, **how),
+        )[1]  # fmt: skip
+        long = {"role": "user", "content": "10" * 1_000_000}
+        for _ in range(2):
+            client.messages.append(long)
+            with pytest.raises(CallRefusedError, match="maximum context length is 128") as caught:
+                await client.call()
+            assert caught.value.code == "context_length_exceeded"
+            assert client.open_sessions.count_tokens(client.start.key, [long]) > 128
+            client.messages.pop()
+            await client.say("1")
+
+    assert len(recorded(Ended(tmp_path, pastes).stand).calls) == 2
+    assert max(read) < 5_000
+
+
 class Holds(EndsTurns):
     """Samples its first turn, and no other."""
 
