@@ -19,6 +19,7 @@ from rlstreams.schemas.events import CallCommitted
 from rlstreams.streams.sessions.chain import unpacked
 from rlstreams.streams.sessions.session import Session, added, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
+from rlstreams.workers.engines.sampled import stop_of
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, answer_message
 from rlstreams.workers.gateway.limits import least_tokens, too_long
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
@@ -134,11 +135,14 @@ class Dialogue:
         parsed = shared.renderer.parse(
             sampled_ids, request.tools, prompt_ids=prompt_ids.tolist(), call_id=named
         )
-        places = {word: parsed.content.find(word) for word in request.stop}
-        first = min((at for at in places.values() if at >= 0), default=-1)
-        stopped_by = next((word for word, at in places.items() if at == first >= 0), "")
-        if stopped_by:
-            parsed = replace(parsed, content=parsed.content[:first])
+        text = shared.tokenizer.decode(sampled_ids)
+        stopped_by = stop_of(text, request.stop)
+        tail = text[text.index(stopped_by) :] if stopped_by else ""
+        parsed = replace(
+            parsed,
+            content=_without(parsed.content, tail),
+            reasoning=_without(parsed.reasoning, "" if parsed.content else tail),
+        )
         ended = "length" if is_cut else "tool_calls" if parsed.tool_calls else "stop"
         return CallAnswer(
             call_id=named,
@@ -146,9 +150,11 @@ class Dialogue:
             parsed=parsed,
             finish_reason=ended,
             prompt_tokens=len(prompt_ids),
-            tokens=tuple(shared.tokenizer.token(token) or "" for token in sampled_ids),
+            tokens=tuple(
+                shared.tokenizer.decode([token], skip_special_tokens=False) for token in sampled_ids
+            ),
             logprobs=(),
-            stopped_by=stopped_by,
+            stopped_by="" if parsed.tool_calls else stopped_by,
             overruled=overruled_by(self._sampling, request.requested),
         )
 
@@ -163,6 +169,14 @@ class Dialogue:
             recorded.call_id,
         )
         return replace(answer, **of_record(recorded), is_replayed=True)
+
+
+def _without(text: str, tail: str) -> str:
+    """A parsed text without its tail, of which a parser may have taken the spaces."""
+    for end in (tail, tail.rstrip()):
+        if end and text.endswith(end):
+            return text.removesuffix(end)
+    return text
 
 
 def overruled_by(sampling: Sampling, requested: Mapping[str, Any]) -> dict[str, Any]:
