@@ -186,6 +186,13 @@ def agent_problems(
             "its own messages; leave it out, and have the agent say it"
         )
     for agent in agents:
+        if agent.is_elsewhere and agent.lease_s > agent.timeout_s:
+            yield (
+                f"agent.lease_s is {agent.lease_s:g} of agent {agent.name!r}, but its timeout_s is "
+                f"{agent.timeout_s:g}: its session would be at its limit before it may be silent "
+                "for so long, and without a reward earn 0; set agent.timeout_s to the longest that "
+                "a session lasts"
+            )
         if agent.timeout_s >= deadline_s:
             yield (
                 f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "
