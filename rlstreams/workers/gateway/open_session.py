@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from rlstreams.schemas.events import (
     CallCommitted,
+    CallFailed,
     CallReplayed,
     Prompt,
 )
@@ -49,10 +50,11 @@ from rlstreams.workers.gateway.port import (
     ending,
 )
 from rlstreams.workers.gateway.records import SessionRecords
-from rlstreams.workers.gateway.shared import BUSY_S, SharedParts
+from rlstreams.workers.gateway.shared import BUSY_S, OVERLOADED, SharedParts
 from rlstreams.workers.gateway.word import Word
 from rlstreams.workers.model.base import EngineError
 
+MAX_REFUSALS = 100  # of one start that are recorded
 _SILENT = (401, 410, 429)  # statuses of refusals that are not recorded
 
 
@@ -93,6 +95,7 @@ class OpenSession:
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
         self._writing: set[str] = set()  # those of them that are being committed
         self._listening = Counter[str]()  # clients that wait for the answer
+        self._noted: set[tuple[str, int, str]] = set()  # refusals that were recorded
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = SessionRecords(shared, record, log.session_id, self.start, auxiliary)
         self.word = Word(self.records, log, goes_on=goes_on)
@@ -222,15 +225,16 @@ class OpenSession:
             if recorded is not None:
                 answer = await self._replayed(request, recorded)
             else:
+                self._check_request(request)
                 with self._budget.call() as share:
                     answer = await self._live(request, spelled, request_hash, occurrence, share)
         except CallRefusedError as err:
             # The next try is this occurrence, and not the one before.
             self._answered.pop(request_hash, None)
-            if isinstance(err, LimitError):
-                self.trouble = Trouble(is_limit=True, detail=str(err))
+            if isinstance(err, LimitError) or err.code == OVERLOADED:
+                self.trouble = Trouble(is_limit=isinstance(err, LimitError), detail=str(err))
             if err.status not in _SILENT:
-                self.records.note(self.records.failed(request_hash, occurrence, err))
+                self._note(self.records.failed(request_hash, occurrence, err))
             raise
         if self.trouble is before:  # one that came meanwhile stands: its agent was told later
             self.trouble = None
@@ -247,7 +251,6 @@ class OpenSession:
         share: Share,
     ) -> CallAnswer:
         received_ms = now_ms()
-        self._check_request(request)
         named = call_id(self.session_id, request_hash, occurrence)
         with self._shared.place():
             prompt = self._dialogue.prompt(request, spelled)
@@ -279,6 +282,13 @@ class OpenSession:
             self._writing.discard(request_hash)
         self.log.commit(event)
         return replace(answer, **of_record(event))
+
+    def _note(self, failed: CallFailed) -> None:
+        """Have a refusal recorded: an agent in a loop has each only once, and not all of them."""
+        named = (failed.request_hash, failed.occurrence, failed.reason)
+        if named not in self._noted and len(self._noted) < MAX_REFUSALS:
+            self._noted.add(named)
+            self.records.note(failed)
 
     async def _append(self, event: CallCommitted | CallReplayed) -> None:
         try:

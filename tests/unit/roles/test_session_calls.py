@@ -13,8 +13,9 @@ from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.rows import rows_of_sample
 from rlstreams.streams.sessions.session import sampled_tokens
-from rlstreams.workers.agents.agent import LostAgentError
+from rlstreams.workers.agents.agent import Ending, LostAgentError
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
+from rlstreams.workers.gateway.open_session import MAX_REFUSALS
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
@@ -121,6 +122,41 @@ def test_a_prompt_far_too_long_is_not_read_to_its_end(tmp_path: Path) -> None:
 
     assert len(recorded(Ended(tmp_path, pastes).stand).calls) == 2
     assert max(read) < 5_000
+
+
+def test_an_agent_that_finds_no_room_and_gives_up_has_not_failed_by_its_code(
+    tmp_path: Path,
+) -> None:
+    """Its client tried again a few times: the worker took too few calls."""
+
+    async def gives_up(client: Client) -> Ending:
+        most = CALLS_PER_SLOT * client.open_sessions.shared.engine.capacity
+        client.messages = [{"role": "user", "content": "1"}]
+        calls = [client.call(choice=number) for number in range(most + 1)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        [refused] = [str(one) for one in answers if isinstance(one, CallRefusedError)]
+        return Ending(is_failed=True, detail=refused)
+
+    (letter,) = Ended(tmp_path, gives_up).letters
+    assert letter.reason == "infrastructure"
+    assert "calls are under way" in letter.detail
+
+
+def test_a_loop_of_refused_requests_does_not_fill_the_log(tmp_path: Path) -> None:
+    async def loops(client: Client) -> None:
+        await client.say("1")
+        for number in range(150):
+            client.messages = [{"role": "user", "content": str(number // 2)}]
+            with pytest.raises(CallRefusedError):
+                await client.call(constrained="grammar")
+        for number in range(300):
+            client.messages = [{"role": "user", "content": f"1{number}"}]
+            with pytest.raises(CallRefusedError):
+                await client.call()
+
+    failed = Ended(tmp_path, loops, max_calls=1).stand.read(CALLS.name, CallFailed)
+    assert len(failed) == len(set(failed)) == MAX_REFUSALS
+    assert 75 == sum("grammar" in one.reason for one in failed)
 
 
 class Holds(EndsTurns):
