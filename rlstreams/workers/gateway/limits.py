@@ -64,7 +64,7 @@ def too_long(num_tokens: int, longest: int, more: str = "") -> LimitError:
 
 
 class Budget:
-    """What a start may still ask for. Calls under way count: agents ask side by side."""
+    """The rest of a start's limits. Calls under way count: agents ask side by side."""
 
     def __init__(self, limits: CallLimits, log: Session) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""What a session's agent says of it: rewards, and that it is done.
+"""Words of an agent on its session: rewards, and that it is done.
 
 A reward that is said again is the same one, if nothing else was said since: a client tries again
 whose answer was lost. Else it is a new one: who says 1, then 0, then 1 means 1. A start that is
@@ -20,7 +20,7 @@ KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, ABANDONED)  # of an end
 
 
 class Word:
-    """The word of one start's agent."""
+    """The words of one start's agent."""
 
     def __init__(self, records: SessionRecords, log: Session, *, goes_on: bool) -> None:
         """

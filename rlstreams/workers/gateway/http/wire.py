@@ -94,8 +94,10 @@ class Body:
         return tuple(text for text in texts if text)
 
     def requested(self, names: Sequence[str]) -> dict[str, Any]:
-        """Parameters of `names` that the request has, and an overruled choice of tools."""
-        wanted = [*names, "tool_choice"] if self.wants_some_tool else names
+        """Parameters of `names` that the request has, and an overruled choice of tools: that some
+        must be called, or one at most."""
+        wanted = [*names, "tool_choice"] if self.wants_some_tool else [*names]
+        wanted += ["parallel_tool_calls"] * (self.values.get("parallel_tool_calls") is False)
         return {name: self.values[name] for name in wanted if name in self.values}
 
     @property
