@@ -81,10 +81,13 @@ class FakeCalls:
         work = asyncio.ensure_future(self._sampled(session, hashed, occurrence, request))
         self._under_way[session, hashed] = work
         work.add_done_callback(lambda _: self._under_way.pop((session, hashed)))
-        work.add_done_callback(
-            lambda work: self._count.update([counted] * bool(self._listening[work]))
-        )
+        work.add_done_callback(lambda work: self._counted(work, counted))
         return await self._heard(work)
+
+    def _counted(self, work: asyncio.Future[CallAnswer], name: tuple[str, int, str]) -> None:
+        """An answer that somebody hears is an occurrence; a refusal is none."""
+        is_answer = not work.cancelled() and work.exception() is None
+        self._count[name] += is_answer and self._listening[work] > 0
 
     async def _heard(self, work: asyncio.Future[CallAnswer]) -> CallAnswer:
         self._listening[work] += 1
