@@ -44,6 +44,7 @@ class FakeCalls:
         self.gate.set()
         self._keys = keys
         self._count: Counter[tuple[str, int, str]] = Counter()
+        self._listening = Counter[asyncio.Future[CallAnswer]]()
         self._under_way: dict[tuple[str, str], asyncio.Future[CallAnswer]] = {}
         self._answers: dict[tuple[str, str, int], CallAnswer] = {}
 
@@ -67,8 +68,10 @@ class FakeCalls:
             raise CallRefusedError(400, "context_length_exceeded", "no room", param="messages")
         hashed = Matcher().request_hash(request)
         counted = (session, start, hashed)
-        if (under_way := self._under_way.get((session, hashed))) is not None:
-            return await asyncio.shield(under_way)
+        while (under_way := self._under_way.get((session, hashed))) is not None:
+            if request.retry != 0 or not self._listening[under_way]:
+                return await self._heard(under_way)
+            await asyncio.wait({under_way})
         if request.retry and self._count[counted]:
             return self._answers[session, hashed, self._count[counted] - 1]
         occurrence = self._count[counted]
@@ -78,9 +81,20 @@ class FakeCalls:
         work = asyncio.ensure_future(self._sampled(session, hashed, occurrence, request))
         self._under_way[session, hashed] = work
         work.add_done_callback(lambda _: self._under_way.pop((session, hashed)))
-        answer = await asyncio.shield(work)
-        self._count[counted] += 1
-        return answer
+        work.add_done_callback(lambda work: self._counted(work, counted))
+        return await self._heard(work)
+
+    def _counted(self, work: asyncio.Future[CallAnswer], name: tuple[str, int, str]) -> None:
+        """An answer that somebody hears is an occurrence; a refusal is none."""
+        is_answer = not work.cancelled() and work.exception() is None
+        self._count[name] += is_answer and self._listening[work] > 0
+
+    async def _heard(self, work: asyncio.Future[CallAnswer]) -> CallAnswer:
+        self._listening[work] += 1
+        try:
+            return await asyncio.shield(work)
+        finally:
+            self._listening[work] -= 1
 
     async def _sampled(
         self, session: str, hashed: str, occurrence: int, request: CallRequest

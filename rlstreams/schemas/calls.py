@@ -148,3 +148,4 @@ class OutcomeReported:
     supersedes: str | None = None  # an outcome_id that this one takes the place of
     by: str = ""  # worker or person
     at_ms: int = 0
+    start: int = -1  # of the agent, whose own word it is; -1: not its own, or not known

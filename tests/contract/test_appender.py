@@ -63,6 +63,18 @@ def test_one_that_the_topic_does_not_take_is_refused_alone(cluster: Cluster):
         assert values(read(reader, 1)) == [b"small"]
 
 
+def test_who_waits_no_longer_takes_nothing_from_the_others(cluster: Cluster):
+    """A session that is lost while its call is being written: the record lies there all the same,
+    and records behind it are acknowledged."""
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.appender() as appender, bus.reader({P0: 0}) as reader:
+        for number in range(20):
+            assert not appender.append(record(b"%d" % number)).cancel()
+        appender.append(record(b"last")).result(DEADLINE_S)
+        assert values(read(reader, 21)) == [*(b"%d" % n for n in range(20)), b"last"]
+
+
 def test_a_record_of_several_parts_is_not_taken(cluster: Cluster):
     cluster.create("t", 1)
     with (

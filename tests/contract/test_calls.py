@@ -121,6 +121,17 @@ def test_a_request_equal_to_one_under_way_joins_it(run) -> None:
     run(body)
 
 
+def test_first_tries_side_by_side_are_calls_of_their_own(run) -> None:
+    """An agent that asks the same four times, to choose among four answers, is not told one."""
+
+    async def body(rig: Rig) -> None:
+        asked = [rig.calls.call(rig.key(0), replace(ASKED, retry=0)) for _ in range(4)]
+        answers = await asyncio.gather(*asked)
+        assert len({answer.call_id for answer in answers}) == rig.num_sampled() == 4
+
+    run(body)
+
+
 def test_an_answer_that_nobody_heard_is_given_to_who_asks_again(run) -> None:
     """It need not say that it is another try; once it was heard, the same request is a new call."""
 

@@ -78,10 +78,7 @@ def ask(
         ("messages", {"max_tokens": 5, "thinking": {"type": "disabled"}, "context_management": {}}),
         ("messages", {"max_tokens": 5, "tool_choice": {"type": "auto"}, "tools": []}),
         ("responses", {"input": [{"role": "developer", "content": "b"}], "include": []}),
-        (
-            "responses",
-            {"input": "a", "reasoning": {"effort": "high"}, "text": {"verbosity": "low"}},
-        ),
+        ("responses", {"input": "a", "reasoning": {"effort": "high"}, "text": {}}),
     ],
 )
 def test_what_agents_send_is_answered(running: Running, path: str, body: dict[str, Any]) -> None:
@@ -175,6 +172,14 @@ def test_whether_to_call_a_tool_is_the_policys_choice(
     assert len(running.calls.requests[-1].tools) == 1
 
 
+@pytest.mark.parametrize(
+    "asked", [{"chat_template_kwargs": {}}, {"stop_token_ids": [7]}, {"parallel_tool_calls": False}]
+)
+def test_what_is_not_done_as_asked_is_told(running: Running, asked: dict[str, Any]) -> None:
+    status, headers, _ = ask(running, "/v1/chat/completions", {"messages": USER, **asked})
+    assert (status, json.loads(headers["x-rlstreams-overruled"])) == (200, asked)
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_says_that_a_call_is_beside_the_task(
@@ -212,7 +217,8 @@ BAD = [
     ("chat/completions", {"modalities": ["audio"]}, "modalities"),
     ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
     ("chat/completions", {"logit_bias": {"5": 1}}, "logit_bias"),
-    ("chat/completions", {"guided_regex": "a"}, "grammar"),
+    ("chat/completions", {"guided_regex": "a"}, "guided_regex"),
+    ("chat/completions", {"continue_final_message": True}, "continue_final_message"),
     ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),  # noqa: E501
     ("messages", {"max_tokens": None}, "max_tokens"),
     ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),

@@ -37,6 +37,9 @@ class KafkaAppender(Closing):
         if len(record) > PART_BYTES:
             raise ValueError(f"a record of {len(record)} bytes takes several parts")
         answer: Future[Position] = Future()
+        # It is on its way: who waits for it may go, but `cancel` would have `delivered` raise, and
+        # that ends the thread that serves all other records.
+        answer.set_running_or_notify_cancel()
 
         def delivered(error: Any, message: Any) -> None:  # noqa: ANN401
             if error is not None:

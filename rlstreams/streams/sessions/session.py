@@ -95,14 +95,25 @@ class Session:
         return 1 + max(self.starts, default=-1)
 
     @property
-    def newest(self) -> list[Node]:
-        """Calls that answered its agent's newest start, in commit order. All calls, where that
-        start has none, or its client goes on behind a new start."""
+    def _goes_on(self) -> bool:
+        """Whether its client is from outside: it does not begin anew with a new start."""
+        return self.opened is not None and bool(self.opened.client_group)
+
+    @property
+    def answered(self) -> list[Node]:
+        """Calls that answered its agent's newest start, in commit order; all calls, where its
+        client goes on behind a new start."""
         nodes, start = list(self.nodes.values()), self.num_starts - 1
-        if self.opened is not None and self.opened.client_group:
+        if self._goes_on:
             return nodes
         answered = {name for number, name in self.replays if number == start}
-        return [n for n in nodes if n.call.start == start or n.call.call_id in answered] or nodes
+        return [n for n in nodes if n.call.start == start or n.call.call_id in answered]
+
+    @property
+    def newest(self) -> list[Node]:
+        """Calls that answered its agent's newest start, in commit order; all calls, where it has
+        none."""
+        return self.answered or list(self.nodes.values())
 
     @property
     def is_closed(self) -> bool:
@@ -111,8 +122,14 @@ class Session:
 
     @property
     def standing(self) -> list[OutcomeReported]:
-        """Outcomes that no later one has replaced, as they came."""
-        return [o for name, o in self.outcomes.items() if name not in self._superseded]
+        """Outcomes that no later one has replaced, as they came. An agent's own word counts in its
+        newest start: an earlier one spoke of other work, or is said again."""
+        first = 0 if self._goes_on else self.num_starts - 1
+        return [
+            one
+            for name, one in self.outcomes.items()
+            if name not in self._superseded and not 0 <= one.start < first
+        ]
 
     @property
     def is_rewarded(self) -> bool:
@@ -138,8 +155,18 @@ class Session:
 
     def occurrences(self, start: int, request_hash: str) -> int:
         """Return the number of a start's answers to this request, sampled or from the log: the
-        occurrence of the next one."""
-        return self._asked[start, request_hash]
+        occurrence of the next one.
+
+        A client that goes on behind a new start has had the answers of earlier ones, too. The last
+        of them may be lost with its worker, unless a later call continues it.
+        """
+        num = self._asked[start, request_hash]
+        if not self._goes_on:
+            return num
+        nodes = self.nodes.values()
+        known = [node for node in nodes if node.call.request_hash == request_hash]
+        is_lost = bool(known) and not num and not any(one.parent is known[-1] for one in nodes)
+        return len(known) - is_lost
 
     def tokens_of(self, call_id: str) -> Ints:
         """Return prompt and answer of a call, int32 [tokens].

@@ -45,9 +45,10 @@ class AgentSection(Section, section="agent"):
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for `python`; secrets (`api_key`, `token`) as `env:NAME` or `file:PATH`."""
     max_calls: PositiveInt = 64
-    """Model calls of one sample, at most; a further one is refused, and the sample is judged."""
+    """Model calls of one start of the agent, at most, with those that are answered from the log; a
+    further one is refused, and the sample is judged."""
     max_tokens: NonNegativeInt = 0
-    """Tokens that one sample may have sampled; 0: no limit but the model's length."""
+    """Tokens that the calls of one start may sample; 0: no limit but the model's length."""
     timeout_s: PositiveFloat = 240.0
     """Time limit for one start of the agent; then it is ended, and the sample is judged."""
     starts: PositiveInt = 3
@@ -185,6 +186,13 @@ def agent_problems(
             "its own messages; leave it out, and have the agent say it"
         )
     for agent in agents:
+        if agent.is_elsewhere and agent.lease_s > agent.timeout_s:
+            yield (
+                f"agent.lease_s is {agent.lease_s:g} of agent {agent.name!r}, but its timeout_s is "
+                f"{agent.timeout_s:g}: its session would be at its limit before it may be silent "
+                "for so long, and without a reward earn 0; set agent.timeout_s to the longest that "
+                "a session lasts"
+            )
         if agent.timeout_s >= deadline_s:
             yield (
                 f"agent.timeout_s is {agent.timeout_s:g} of agent {agent.name!r}, but "

@@ -83,13 +83,17 @@ def sampled_of(
         has = any(word in decode(ids[:middle]) for word in stop)
         low, high = (low, middle) if has else (middle + 1, high)
     text = decode(ids[:low])
-    found = min((word for word in stop if word in text), key=text.index)
     return Sampled(
         segments=tuple(_first(segments, low)),
         num_prompt=num_prompt,
         attempt=attempt,
-        stopped_by=found,
+        stopped_by=stop_of(text, stop),
     )
+
+
+def stop_of(text: str, stop: Sequence[str]) -> str:
+    """The stop string that comes first in an answer's text; "": none does."""
+    return min((word for word in stop if word in text), key=text.index, default="")
 
 
 def _first(segments: Sequence[GeneratedSegment], num: int) -> list[GeneratedSegment]:

@@ -19,7 +19,9 @@ from rlstreams.schemas.events import CallCommitted
 from rlstreams.streams.sessions.chain import unpacked
 from rlstreams.streams.sessions.session import Session, added, sampled_tokens
 from rlstreams.workers.engines.base import Int32s, Sampling
+from rlstreams.workers.engines.sampled import stop_of
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, answer_message
+from rlstreams.workers.gateway.limits import least_tokens, too_long
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message
 from rlstreams.workers.gateway.shared import SharedParts
 
@@ -68,9 +70,16 @@ class Dialogue:
         """The ids that the policy goes on from.
 
         Raises:
-            CallRefusedError: 400; messages that the template does not take.
+            CallRefusedError: 400; messages that the template does not take, or far too many.
         """
-        parent, why_root = self._parent(request, spelled.chain)
+        known = [
+            (n, self._continued[d]) for n, d in enumerate(spelled.chain) if d in self._continued
+        ]
+        num, named = known[-1] if known else (0, "")
+        longest = self._shared.engine.max_tokens
+        if least := least_tokens(request.messages[num:], self._shared.tokenizer, longest):
+            raise too_long(least, longest, " or more")
+        parent, why_root = self._parent(request, num, named)
         if parent is None:
             whole = np.array(
                 self._shared.renderer.render(request.messages, request.tools), np.int32
@@ -80,13 +89,15 @@ class Dialogue:
         return PromptIds(np.concatenate([before, new_ids]), new_ids, named, "")
 
     def _parent(
-        self, request: CallRequest, chain: Sequence[bytes]
+        self, request: CallRequest, num: int, parent: str
     ) -> tuple[tuple[str, Int32s, Int32s] | None, str]:
-        """The call that is continued, its ids, and the new ids after them; or why there is none."""
-        named = [(n, self._continued[d]) for n, d in enumerate(chain) if d in self._continued]
-        if not named:
+        """The call that is continued, its ids, and the new ids after them; or why there is none.
+
+        Args:
+            num: of the request's messages that `parent`, its answer included, begins with.
+        """
+        if not parent:
             return None, "no call's messages begin these" if self._log.nodes else ""
-        num, parent = named[-1]
         before = self._tokens_of(parent)
         sampled = sampled_tokens(self._log.nodes[parent].call)
         new_ids = self._shared.renderer.bridge(
@@ -124,11 +135,14 @@ class Dialogue:
         parsed = shared.renderer.parse(
             sampled_ids, request.tools, prompt_ids=prompt_ids.tolist(), call_id=named
         )
-        places = {word: parsed.content.find(word) for word in request.stop}
-        first = min((at for at in places.values() if at >= 0), default=-1)
-        stopped_by = next((word for word, at in places.items() if at == first >= 0), "")
-        if stopped_by:
-            parsed = replace(parsed, content=parsed.content[:first])
+        text = shared.tokenizer.decode(sampled_ids)
+        stopped_by = stop_of(text, request.stop)
+        tail = text[text.index(stopped_by) :] if stopped_by else ""
+        parsed = replace(
+            parsed,
+            content=_without(parsed.content, tail),
+            reasoning=_without(parsed.reasoning, "" if parsed.content else tail),
+        )
         ended = "length" if is_cut else "tool_calls" if parsed.tool_calls else "stop"
         return CallAnswer(
             call_id=named,
@@ -136,9 +150,11 @@ class Dialogue:
             parsed=parsed,
             finish_reason=ended,
             prompt_tokens=len(prompt_ids),
-            tokens=tuple(shared.tokenizer.token(token) or "" for token in sampled_ids),
+            tokens=tuple(
+                shared.tokenizer.decode([token], skip_special_tokens=False) for token in sampled_ids
+            ),
             logprobs=(),
-            stopped_by=stopped_by,
+            stopped_by="" if parsed.tool_calls else stopped_by,
             overruled=overruled_by(self._sampling, request.requested),
         )
 
@@ -153,6 +169,14 @@ class Dialogue:
             recorded.call_id,
         )
         return replace(answer, **of_record(recorded), is_replayed=True)
+
+
+def _without(text: str, tail: str) -> str:
+    """A parsed text without its tail, of which a parser may have taken the spaces."""
+    for end in (tail, tail.rstrip()):
+        if end and text.endswith(end):
+            return text.removesuffix(end)
+    return text
 
 
 def overruled_by(sampling: Sampling, requested: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 A request is one of these, the first that fits:
 
 1. equal to one under way or to one whose answer nobody heard, or marked by its client as another
-   try: it is that call;
+   try: it is that call. A client that marks its tries, and not this one, asks for another answer:
+   it waits until the equal one has its own;
 2. recorded, as the n-th of its kind in an earlier start of the agent: answered from the log;
 3. else it is sampled. Its answer leaves when it is committed.
 
@@ -18,43 +19,42 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from rlstreams.schemas.calls import (
-    ABANDONED,
-    AGENT,
-    ENDED,
-    ENVIRONMENT_FAILED,
-    LIMIT,
-)
 from rlstreams.schemas.events import (
     CallCommitted,
+    CallFailed,
     CallReplayed,
-    OutcomeReported,
     Prompt,
 )
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Record
-from rlstreams.streams.sessions.session import Session, sampled_tokens
+from rlstreams.streams.sessions.session import Session
 from rlstreams.workers.engines.base import PromptTooLongError, SampleRequest, Sampling
 from rlstreams.workers.engines.sampled import Sampled, sampled_of
 from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
-from rlstreams.workers.gateway.limits import CallLimits, LimitError, Trouble, too_long
+from rlstreams.workers.gateway.limits import (
+    Budget,
+    CallLimits,
+    LimitError,
+    Share,
+    Trouble,
+    too_long,
+)
 from rlstreams.workers.gateway.port import (
     CallAnswer,
     CallRefusedError,
     CallRequest,
-    Report,
     ending,
 )
 from rlstreams.workers.gateway.records import SessionRecords
-from rlstreams.workers.gateway.shared import BUSY_S, SharedParts
+from rlstreams.workers.gateway.shared import BUSY_S, OVERLOADED, SharedParts
+from rlstreams.workers.gateway.word import Word
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.sandbox.reward import Judgement, check_judgement
 
-SAID_KINDS = (ENDED, LIMIT, AGENT, ENVIRONMENT_FAILED, ABANDONED)  # of an end, by the agent
+MAX_REFUSALS = 100  # of one start that are recorded
 _SILENT = (401, 410, 429)  # statuses of refusals that are not recorded
 
 
@@ -85,23 +85,20 @@ class OpenSession:
         self.first_start = 0 if goes_on else self.start
         """Earliest start whose key is accepted."""
         self.trouble: Trouble | None = None
-        self.ended: asyncio.Event = asyncio.Event()
-        """Set once the agent said that it is done."""
-        self.said = ("", "")  # then: kind and detail
-        self.said_last: OutcomeReported | None = None
-        """The reward that the agent ended with; not written yet."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error that ends this process: no agent can go on here."""
         self._shared = shared
         self._record = record
-        self._limits = limits
+        self._budget = Budget(limits, log)
         self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
         self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
         self._writing: set[str] = set()  # those of them that are being committed
         self._listening = Counter[str]()  # clients that wait for the answer
+        self._noted: set[tuple[str, int, str]] = set()  # refusals that were recorded
         self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = SessionRecords(shared, record, log.session_id, self.start, auxiliary)
+        self.word = Word(self.records, log, goes_on=goes_on)
         self._dialogue = Dialogue(shared, log, sampling, matcher)
         self._spelled: Spelled | None = None  # of the newest request: the next one often goes on
         if goes_on:
@@ -149,13 +146,13 @@ class OpenSession:
         self.check_open()
         spelled = self._matcher.spelled(request.messages, request.tools, self._spelled)
         self._spelled, request_hash = spelled, self._matcher.request_hash(request, spelled)
-        task = self._under_way.get(request_hash)
+        task = await self._joined(request, request_hash)
         known = self._answered.get(request_hash)
         if task is None and known is not None:
             is_unheard = not self.log.is_heard(self.log.nodes[known.call_id])
             if is_unheard:  # its client has not seen it, and may not mark this as a retry
                 await self._replay(self.log.nodes[known.call_id].call)
-            if is_unheard or request.retry > 0:
+            if is_unheard or (request.retry or 0) > 0:
                 return replace(known, is_replayed=True)
         if task is None:
             task = asyncio.get_running_loop().create_task(
@@ -172,6 +169,21 @@ class OpenSession:
             raise
         finally:
             self._listening[request_hash] -= 1
+
+    async def _joined(
+        self, request: CallRequest, request_hash: str
+    ) -> asyncio.Task[CallAnswer] | None:
+        """The equal request under way that this one is; None: it is another, or there is none.
+
+        A client that counts its tries and says that this is the first asks side by side for several
+        answers: they are given one after another, by which each is a call of its own.
+        """
+        while (task := self._under_way.get(request_hash)) is not None:
+            if request.retry != 0 or not self._listening[request_hash]:
+                return task
+            await asyncio.wait({task})
+            self.check_open()
+        return None
 
     def check_open(self) -> None:
         """
@@ -208,33 +220,41 @@ class OpenSession:
     ) -> CallAnswer:
         occurrence = self.log.occurrences(self.start, request_hash)
         recorded = self.log.recorded(request_hash, occurrence)
+        before = self.trouble
         try:
             if recorded is not None:
                 answer = await self._replayed(request, recorded)
             else:
-                answer = await self._live(request, spelled, request_hash, occurrence)
+                self._check_request(request)
+                with self._budget.call() as share:
+                    answer = await self._live(request, spelled, request_hash, occurrence, share)
         except CallRefusedError as err:
             # The next try is this occurrence, and not the one before.
             self._answered.pop(request_hash, None)
-            if isinstance(err, LimitError):
-                self.trouble = Trouble(is_limit=True, detail=str(err))
+            if isinstance(err, LimitError) or err.code == OVERLOADED:
+                self.trouble = Trouble(is_limit=isinstance(err, LimitError), detail=str(err))
             if err.status not in _SILENT:
-                self.records.note(self.records.failed(request_hash, occurrence, err))
+                self._note(self.records.failed(request_hash, occurrence, err))
             raise
-        self.trouble = None
+        if self.trouble is before:  # one that came meanwhile stands: its agent was told later
+            self.trouble = None
         self._answered[request_hash] = answer
         self._dialogue.remember(spelled, answer)
         return answer
 
     async def _live(
-        self, request: CallRequest, spelled: Spelled, request_hash: str, occurrence: int
+        self,
+        request: CallRequest,
+        spelled: Spelled,
+        request_hash: str,
+        occurrence: int,
+        share: Share,
     ) -> CallAnswer:
         received_ms = now_ms()
-        self._check_request(request)
         named = call_id(self.session_id, request_hash, occurrence)
         with self._shared.place():
             prompt = self._dialogue.prompt(request, spelled)
-            sampled = await self._sampled(request, prompt, named)
+            sampled = await self._sampled(request, prompt, named, share)
         answer = self._dialogue.read(
             request, prompt.token_ids, sampled.token_ids, sampled.is_cut, named
         )
@@ -262,6 +282,13 @@ class OpenSession:
             self._writing.discard(request_hash)
         self.log.commit(event)
         return replace(answer, **of_record(event))
+
+    def _note(self, failed: CallFailed) -> None:
+        """Have a refusal recorded: an agent in a loop has each only once, and not all of them."""
+        named = (failed.request_hash, failed.occurrence, failed.reason)
+        if named not in self._noted and len(self._noted) < MAX_REFUSALS:
+            self._noted.add(named)
+            self.records.note(failed)
 
     async def _append(self, event: CallCommitted | CallReplayed) -> None:
         try:
@@ -293,8 +320,7 @@ class OpenSession:
     def _check_request(self, request: CallRequest) -> None:
         """
         Raises:
-            CallRefusedError: 400; a parameter that bends the distribution beyond the record, or a
-                limit of the session.
+            CallRefusedError: 400; a parameter that bends the distribution beyond the record.
         """
         if request.constrained:
             raise CallRefusedError(
@@ -303,25 +329,14 @@ class OpenSession:
                 f"{request.constrained} is not served: the answer would not be the policy's own",
                 param=request.constrained,
             )
-        num_calls, limits = len(self.log.nodes), self._limits
-        if num_calls >= limits.max_calls:
-            raise LimitError(f"the session made its {limits.max_calls} calls (agent.max_calls)")
-        if limits.max_tokens and self._tokens_left() < 1:
-            raise LimitError(
-                f"the session has sampled {limits.max_tokens} tokens (agent.max_tokens)"
-            )
 
-    def _tokens_left(self) -> int:
-        """Tokens that the session may still sample."""
-        if not self._limits.max_tokens:
-            return self._shared.engine.max_tokens
-        return self._limits.max_tokens - sum(sampled_tokens(call) for call in self.log.calls)
-
-    async def _sampled(self, request: CallRequest, prompt: PromptIds, named: str) -> Sampled:
+    async def _sampled(
+        self, request: CallRequest, prompt: PromptIds, named: str, share: Share
+    ) -> Sampled:
         engine, given = self._shared.engine, len(prompt.token_ids)
         if given >= engine.max_tokens:
             raise too_long(given, engine.max_tokens)
-        wanted = [self._sampling.max_new_tokens, engine.max_tokens - given, self._tokens_left()]
+        wanted = [self._sampling.max_new_tokens, engine.max_tokens - given]
         if request.max_tokens is not None:
             if request.max_tokens < 1:
                 raise CallRefusedError(
@@ -331,13 +346,14 @@ class OpenSession:
                     param="max_tokens",
                 )
             wanted.append(request.max_tokens)
+        most = await share.take(min(wanted))
         for attempt in range(self._shared.max_attempts):
             asked = SampleRequest(
                 sample_id=f"{self.session_id}/{named}/{attempt}",
                 group_id=self._record.event.group_id,
                 token_ids=prompt.token_ids,
                 prompt_tokens=given,
-                sampling=replace(self._sampling, max_new_tokens=min(wanted)),
+                sampling=replace(self._sampling, max_new_tokens=most),
                 seed=self._record.event.seed,
                 session=self.session_id,
             )
@@ -360,35 +376,6 @@ class OpenSession:
             self._break(failed)
         self.trouble = Trouble(is_limit=False, detail=str(failed))
         return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
-
-    async def report(self, report: Report) -> str:
-        """Write the agent's report on its session; see `Calls.report`."""
-        self.check_open()
-        if report.call_id is not None and report.call_id not in self.log.nodes:
-            raise CallRefusedError(
-                400, "invalid_value", f"call_id: the session has no call {report.call_id}",
-                param="call_id",
-            )  # fmt: skip
-        try:
-            check_judgement(Judgement(reward=report.reward, parts=dict(report.parts)))
-        except ValueError as err:
-            raise CallRefusedError(400, "invalid_value", str(err), param="reward") from None
-        outcome = self.records.outcome(report, AGENT, named=report.outcome_id)
-        if outcome.outcome_id not in self.log.outcomes:
-            await self.records.committed(outcome)
-            self.log.judge(outcome)
-        return outcome.outcome_id
-
-    def end(self, kind: str, detail: str) -> None:
-        """Note the end that the agent states; only its first word counts."""
-        if kind not in SAID_KINDS:
-            raise CallRefusedError(
-                400, "invalid_value", f"kind must be one of {', '.join(SAID_KINDS)}, got {kind!r}",
-                param="kind",
-            )  # fmt: skip
-        if not self.ended.is_set():
-            self.said = (kind, detail)
-            self.ended.set()
 
     async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
         await self._replay(recorded)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from rlstreams.workers.gateway.keys import Keys
+from rlstreams.workers.gateway.limits import least_tokens
 from rlstreams.workers.gateway.open_session import OpenSession
 from rlstreams.workers.gateway.port import (
     CallAnswer,
@@ -102,18 +103,19 @@ class OpenSessions:
 
     async def report(self, key: str, report: Report) -> str:
         """See Calls."""
-        return await self._session(key).report(report)
+        return await self._session(key).word.report(report)
 
     async def close(self, key: str, kind: str, detail: str) -> None:
         """See Calls."""
-        self._session(key).end(kind, detail)
+        self._session(key).word.say_end(kind, detail)
 
     def count_tokens(
         self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> int:
         """See Calls."""
         self._session(key)
-        return len(self.shared.renderer.render(messages, tools))
+        least = least_tokens(messages, self.shared.tokenizer, self.max_model_len)
+        return least or len(self.shared.renderer.render(messages, tools))
 
     def _session(self, key: str) -> OpenSession:
         """

@@ -64,7 +64,7 @@ class CallRequest:
     constrained: str = (
         ""  # what asks for more than the model's distribution: "grammar", "logit_bias"
     )
-    retry: int = 0  # number of the client's try, as the client says
+    retry: int | None = None  # number of the client's try, from 0; None: its client does not count
     choice: int = 0  # of `n` alike ones, from 0: part of the request's hash
     model: str = ""  # the name that it asks for; all are the policy
     is_trained: bool = True  # False: its client marked it as beside the task
@@ -143,6 +143,9 @@ class Calls(Protocol):
     async def call(self, key: str, request: CallRequest) -> CallAnswer:
         """Sample or replay. Cancelled: its client hung up, which ends nothing; a retry gets the
         same answer.
+
+        A request that equals one under way is the same call, unless its client counts its tries and
+        says that this is the first, while somebody waits for the other: it is the next one then.
         """
 
     async def report(self, key: str, report: Report) -> str:
@@ -154,7 +157,8 @@ class Calls(Protocol):
     def count_tokens(
         self, key: str, messages: Sequence[Message], tools: Sequence[Tool] = ()
     ) -> int:
-        """Number of tokens of the prompt that these would make; nothing is recorded."""
+        """Number of tokens of the prompt that these would make; nothing is recorded. It may be too
+        small for a prompt beyond `max_model_len`, but is beyond that, too."""
 
 
 class Desk(Protocol):

@@ -162,14 +162,26 @@ class SessionRecords:
             at_ms=now_ms(),
         )
 
-    def outcome(self, report: Report, grader: str, *, named: str = "") -> OutcomeReported:
+    def outcome(
+        self,
+        report: Report,
+        grader: str,
+        *,
+        named: str = "",
+        replaced: str | None = None,
+        start: int = -1,
+        turn: int = 0,
+    ) -> OutcomeReported:
         """The record of an outcome of this session.
 
         Args:
-            named: its id; "": derived from the report, so that a repeat is the same.
+            named: its id; "": derived from the rest.
+            replaced: id of the outcome that it takes the place of.
+            start: of the agent, if it is its own word.
+            turn: number of its words before this one.
         """
         numbers = repr(report.reward), str(sorted(report.parts.items()))
-        about = report.note, str(report.call_id), str(report.supersedes)
+        about = report.note, str(report.call_id), str(replaced), str(start), str(turn)
         return OutcomeReported(
             session_id=self.session_id,
             group_id=self._record.event.group_id,
@@ -180,9 +192,10 @@ class SessionRecords:
             call_id=report.call_id,
             parts=dict(report.parts),
             note=report.note,
-            supersedes=report.supersedes,
+            supersedes=replaced,
             by=self._shared.worker,
             at_ms=now_ms(),
+            start=start,
         )
 
     def note(self, event: Event) -> None:

@@ -16,6 +16,7 @@ from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.policy.puller import Loads
 
 BUSY_S = 1.0  # until a request that finds no room may be sent again
+OVERLOADED = "overloaded"  # code of that refusal
 CALLS_PER_SLOT = 4  # under way, for each that the engine samples at a time
 
 
@@ -56,7 +57,7 @@ class SharedParts:
         if self.num_live >= most:
             raise CallRefusedError(
                 429,
-                "overloaded",
+                OVERLOADED,
                 f"{self.num_live} calls are under way, at most {most} are taken",
                 retry_after_s=BUSY_S,
             )

@@ -23,8 +23,8 @@ from rlstreams.streams.sessions.session import Session
 from rlstreams.streams.sessions.verdict import Verdict
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
-from rlstreams.workers.loop.validation import check_reward
 from rlstreams.workers.rollout.late import Decided
+from rlstreams.workers.sandbox.reward import Judgement, check_judgement
 
 REASONS: Mapping[str, Reason] = {
     AGENT: Reason.AGENT,
@@ -98,7 +98,7 @@ def outputs_of(one: Decided, engine: str, context: Context, judge: str) -> tuple
     detail = verdict.note
     if verdict.kind == REWARD:
         try:
-            check_reward("the graders' reward", verdict.reward)
+            check_judgement(Judgement(reward=verdict.reward, parts=verdict.parts))
             chain = main_chain(log, verdict.terminal)
             made = trajectory_of_session(record, log, chain, verdict, engine, context, judge)
             return (outgoing(TRAJECTORIES, made),)

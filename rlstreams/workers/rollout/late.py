@@ -87,8 +87,13 @@ class LateOutcomes:
             verdict = verdict_of(session, self.graders, is_over=is_over)
             if verdict is not None:
                 del self._waiting[name], self._until_s[name]
-                self._said.forget(name)
+                self.dismiss(name)
                 yield Decided(record=record, session=session, verdict=verdict)
+
+    def dismiss(self, session_id: str) -> None:
+        """Keep nothing of what was or will be said of a session that waits no longer."""
+        self._said.sessions.setdefault(session_id, Session(session_id=session_id))
+        self._said.forget(session_id)
 
     def _read(self) -> None:
         if self._reader is None:

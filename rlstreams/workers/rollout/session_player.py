@@ -132,6 +132,7 @@ class SessionPlayer:
             self.late.add(record, rolled.session.log)
         else:
             outputs = rolled.outputs(record, self._shared.engine.name, context, judge)
+            self.late.dismiss(rolled.session.session_id)
         return Concluded(record=record, outputs=outputs, counts=rolled.counts())
 
     def over(self, context: Context, judge: str) -> Iterator[Concluded]:

@@ -279,11 +279,11 @@ class Sessions:
             task=task_of(prompt, session.session_id, with_answer=self.by_agent),
             url=self.server.url,
             key=key,
-            ended=session.ended,
+            ended=session.word.ended,
             silent_s=partial(self.open_sessions.silent_s, session),
         )
         running = asyncio.ensure_future(member.agent.run(begun))
-        said = asyncio.ensure_future(session.ended.wait())
+        said = asyncio.ensure_future(session.word.ended.wait())
         is_lost = False
         try:
             async with self.clock.limit(limit_s):
@@ -312,10 +312,9 @@ class Sessions:
         """Return kind and detail of an agent's end; a failed last request counts, too."""
         trouble = session.trouble
         if ending.report is not None:
-            outcome = session.records.outcome(ending.report, AGENT)
-            session.said_last = outcome
-        if session.ended.is_set():
-            kind, detail = session.said
+            session.word.last = session.word.outcome(ending.report)
+        if session.word.ended.is_set():
+            kind, detail = session.word.end
             if kind != AGENT:
                 return kind, detail
             ending = Ending(is_failed=True, detail=detail)  # as if its process had said so
@@ -339,7 +338,7 @@ class Sessions:
         except NoChainError as err:
             closed.kind, closed.detail = AGENT, str(err)
             return
-        returned = closed.session.said_last
+        returned = closed.session.word.last
         own = [one for one in log.standing if one.grader == AGENT]
         if self.by_agent:
             closed.judged = returned or (own[-1] if own else None)

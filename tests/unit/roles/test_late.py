@@ -13,6 +13,7 @@ from rlstreams.schemas.events import DeadLetter, OutcomeReported, SessionClosed,
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, OUTCOMES, PROMPTS, TRAJECTORIES
+from rlstreams.workers.agents.agent import Ending
 from rlstreams.workers.config.agents import OutcomeSection
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import RolloutStage
@@ -161,7 +162,8 @@ def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     [
         ({"kind": "grader", "note": "away"}, "human: grader away"),
         ({"call_id": "z"}, "session 0/0 has no call z"),
-        ({"reward": float("inf")}, "the graders' reward must be finite"),
+        ({"reward": float("inf")}, "the reward must be finite"),
+        ({"parts": {"form": float("nan")}}, "part 'form' of the reward must be finite"),
     ],
 )
 def test_what_cannot_be_a_reward_is_a_dead_letter(
@@ -175,6 +177,35 @@ def test_what_cannot_be_a_reward_is_a_dead_letter(
     loop.close()
     assert detail in run.letters[0].detail
     assert run.trajectories == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_said_of_a_sample_that_was_set_aside_is_kept_by_nobody(
+    tmp_path: Path, *, fails: bool
+) -> None:
+    """Its session failed, or nobody spoke in time: graders go on to speak of it for days."""
+    run = Waiting(tmp_path, deadline_s=0.3)
+    if fails:
+        run.agent.script = _fails
+    loop = run.worker()
+    turn_until(loop, lambda: len(run.letters) == 1)
+    for number in range(3):
+        run.say(outcome_id=str(number))
+    stage: Any = loop._stage
+    late = stage._player.late
+    turn_until(loop, lambda: _is_read(run, late))
+    loop.close()
+    assert not late._said.sessions
+
+
+async def _fails(client: Client) -> Ending:
+    await client.say("1")
+    return Ending(is_failed=True, detail="broke")
+
+
+def _is_read(run: Waiting, late: Any) -> bool:
+    (at,) = late._reader.positions().values()
+    return bool(at >= len(run.stand.read(OUTCOMES.name, OutcomeReported)))
 
 
 def test_a_partition_that_goes_away_is_forgotten_and_its_new_owner_waits(tmp_path: Path) -> None:

@@ -128,6 +128,33 @@ def test_a_client_goes_on_with_its_key_after_its_worker_died(world) -> None:
     assert 410 == run.done(session.say, "1").status
 
 
+def test_a_repetition_behind_its_workers_death_is_no_answer_of_long_ago(world) -> None:
+    """The last of equal requests may be a retry, once, and only if nothing went on behind it."""
+    run = world(num=1)
+    run.stand.config = replace(run.stand.config, gateway=GatewaySection(port=free_port()))
+    run.loop.close()
+    run.loop = run.worker()
+    session = take(run, "a")
+
+    def asked(*texts: str) -> dict[str, Any]:
+        return dict(run.done(patient, session, *texts).body)
+
+    ones = [asked("1")["id"] for _ in range(2)]
+    tens = asked("10")
+    messages = [
+        {"role": "user", "content": "10"},
+        tens["choices"][0]["message"],
+        {"role": "user", "content": "1"},
+    ]
+    assert 200 == run.done(session.post, "chat/completions", {"messages": messages}).status
+    run.loop.close()
+    run.loop = run.worker()
+    ones += [asked("1")["id"] for _ in range(3)]
+    assert ones[1] == ones[2]
+    assert 4 == len(set(ones))
+    assert asked("10")["id"] != tens["id"]
+
+
 def test_a_call_that_the_end_of_its_worker_cuts_is_the_same_call_when_it_is_sent_again(
     world,
 ) -> None:

@@ -272,3 +272,27 @@ def test_the_worker_says_whom_it_waits_for_and_others_go_on(world) -> None:
     assert "runner.json" in run.says()
     closed = {one.session_id for one in recorded(run.stand).closed}
     assert ({name for name, _ in run.starts}, run.letters) == (closed, [])
+
+
+def test_choices_whose_siblings_are_refused_are_heard_by_nobody(world) -> None:
+    """Their client has one refusal for all of them: none of them is the end of the sample."""
+    run = world(max_calls=3)
+    session = run.take()
+    said = run.done(session.say, "1").body["choices"][0]["message"]
+    stage: Any = run.loop._stage
+    sampled = stage._engine.generate
+
+    async def slowly(request: SampleRequest) -> AsyncIterator[GeneratedSegment]:
+        await asyncio.sleep(0.2)
+        async for segment in sampled(request):
+            yield segment
+
+    stage._engine.generate = slowly
+    messages = [{"role": "user", "content": "1"}, said, {"role": "user", "content": "10"}]
+    answer = run.done(session.post, "chat/completions", {"messages": messages, "n": 3})
+    assert (answer.status, answer.body["error"]["code"]) == (400, "limit_reached")
+    run.until(lambda: len(recorded(run.stand).calls) == 3)
+    run.done(session.close)
+    run.until(lambda: run.trajectories)
+    assert [call.unheard for call in recorded(run.stand).calls] == [False, True, True]
+    assert 1 == sum(one.author == "policy" for one in run.trajectories[0].segments)

@@ -12,8 +12,10 @@ import pytest
 from rlstreams.schemas.events import CallFailed
 from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.rows import rows_of_sample
-from rlstreams.workers.agents.agent import LostAgentError
+from rlstreams.streams.sessions.session import sampled_tokens
+from rlstreams.workers.agents.agent import Ending, LostAgentError
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
+from rlstreams.workers.gateway.open_session import MAX_REFUSALS
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
 from rlstreams.workers.gateway.shared import BUSY_S, CALLS_PER_SLOT
 from tests.fake_engine import NUM_EXPERTS
@@ -55,6 +57,106 @@ def test_more_calls_than_the_engine_takes_are_told_when_to_come_again(tmp_path: 
     assert len(log.calls) == len({call.call_id for call in log.calls}) > 1
     assert len(ended.engine.requests) == len(log.calls)
     assert not ended.stand.read(CALLS.name, CallFailed)
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_calls", "num_tokens"), [({"max_calls": 3}, 3, 9), ({"max_tokens": 10}, 4, 10)]
+)
+def test_calls_side_by_side_keep_to_the_limits(
+    tmp_path: Path, limits: dict[str, int], num_calls: int, num_tokens: int
+) -> None:
+    """Also those that are under way; no call is cut while another may leave it what it asks for."""
+    refused: list[str] = []
+
+    async def fans_out(client: Client) -> None:
+        client.messages = [{"role": "user", "content": "1"}]
+        calls = [client.call(choice=number, max_tokens=5) for number in range(6)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refused.extend(str(one) for one in answers if isinstance(one, CallRefusedError))
+
+    ended = Ended(tmp_path, fans_out, **limits)
+    lengths = [sampled_tokens(call) for call in recorded(ended.stand).calls]
+    assert (len(lengths), sum(lengths), set(lengths[:3])) == (num_calls, num_tokens, {3})
+    assert len(refused) == 6 - num_calls
+    assert all(f"agent.{name}" in why for name in limits for why in refused)
+    assert recorded(ended.stand).closed[0].kind == "limit"
+
+
+def test_a_start_that_forks_has_all_that_the_limits_allow(tmp_path: Path) -> None:
+    """It was lost by no fault of its own: what the start before did takes nothing from it."""
+    lost: list[int] = []
+
+    async def forks(client: Client) -> None:
+        client.messages = [{"role": "system", "content": str(len(lost))}]
+        for number in range(4):
+            await client.say("1")
+            if number == 2 and not lost:
+                lost.append(number)
+                raise LostAgentError("its process ended")
+
+    ended = Ended(tmp_path, forks, max_calls=4)
+    assert [call.start for call in recorded(ended.stand).calls] == [0] * 3 + [1] * 4
+    assert recorded(ended.stand).closed[0].kind == "ended"
+
+
+def test_a_prompt_far_too_long_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """Its tokens would take the loop, on which all sessions wait, many seconds; also of a message
+    that goes on with a call, and where tokens are counted."""
+    read: list[int] = []
+
+    async def pastes(client: Client) -> None:
+        shared = client.open_sessions.shared
+        encode = shared.tokenizer.encode_piece
+        shared.tokenizer.encode_piece = lambda text, **how: (  # type: ignore[method-assign]
+            read.append(len(text)), encode(text, **how),
+        )[1]  # fmt: skip
+        long = {"role": "user", "content": "10" * 1_000_000}
+        for _ in range(2):
+            client.messages.append(long)
+            with pytest.raises(CallRefusedError, match="maximum context length is 128") as caught:
+                await client.call()
+            assert caught.value.code == "context_length_exceeded"
+            assert client.open_sessions.count_tokens(client.start.key, [long]) > 128
+            client.messages.pop()
+            await client.say("1")
+
+    assert len(recorded(Ended(tmp_path, pastes).stand).calls) == 2
+    assert max(read) < 5_000
+
+
+def test_an_agent_that_finds_no_room_and_gives_up_has_not_failed_by_its_code(
+    tmp_path: Path,
+) -> None:
+    """Its client tried again a few times: the worker took too few calls."""
+
+    async def gives_up(client: Client) -> Ending:
+        most = CALLS_PER_SLOT * client.open_sessions.shared.engine.capacity
+        client.messages = [{"role": "user", "content": "1"}]
+        calls = [client.call(choice=number) for number in range(most + 1)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        [refused] = [str(one) for one in answers if isinstance(one, CallRefusedError)]
+        return Ending(is_failed=True, detail=refused)
+
+    (letter,) = Ended(tmp_path, gives_up).letters
+    assert letter.reason == "infrastructure"
+    assert "calls are under way" in letter.detail
+
+
+def test_a_loop_of_refused_requests_does_not_fill_the_log(tmp_path: Path) -> None:
+    async def loops(client: Client) -> None:
+        await client.say("1")
+        for number in range(150):
+            client.messages = [{"role": "user", "content": str(number // 2)}]
+            with pytest.raises(CallRefusedError):
+                await client.call(constrained="grammar")
+        for number in range(300):
+            client.messages = [{"role": "user", "content": f"1{number}"}]
+            with pytest.raises(CallRefusedError):
+                await client.call()
+
+    failed = Ended(tmp_path, loops, max_calls=1).stand.read(CALLS.name, CallFailed)
+    assert len(failed) == len(set(failed)) == MAX_REFUSALS
+    assert 75 == sum("grammar" in one.reason for one in failed)
 
 
 class Holds(EndsTurns):

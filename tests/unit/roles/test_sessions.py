@@ -104,7 +104,26 @@ def test_equal_requests_are_calls_of_their_own_one_after_another(tmp_path: Path)
     assert len({request.sample_id for request in ended.engine.requests}) == 2
 
 
+def test_first_tries_side_by_side_are_calls_of_their_own(tmp_path: Path) -> None:
+    """Their client would mark another try, so it wants several answers: also in a start anew."""
+    heard: list[list[CallAnswer]] = []
+
+    async def together(client: Client) -> None:
+        client.messages = [{"role": "user", "content": "1"}]
+        heard.append(await asyncio.gather(*(client.call(retry=0) for _ in range(3))))
+        again = await client.call(retry=1)
+        assert again.call_id == heard[-1][2].call_id
+        if len(heard) == 1:
+            raise LostAgentError("its process ended")
+
+    log = recorded(Ended(tmp_path, together).stand)
+    assert [call.occurrence for call in log.calls] == [0, 1, 2]
+    assert len(log.replays) == 3
+    assert [[a.call_id for a in one] for one in heard] == [[c.call_id for c in log.calls]] * 2
+
+
 def test_equal_requests_side_by_side_are_one_call(tmp_path: Path) -> None:
+    """Where nobody says which try it is: a client may have given up the first."""
     answers = []
 
     async def together(client: Client) -> None:

@@ -43,6 +43,10 @@ def test_files_of_a_command_are_those_beside_the_configuration(tmp_path: Path) -
         (f"{AGENT}remote = true\n", "; `command` and `remote` are set"),
         (f"{AGENT}[gateway]\nport = 1\n", "gateway is set, but no table .*remote = true"),
         ("[gateway]\nport = 1\n", "gateway is set, but there is no table"),
+        (
+            f"{REMOTE}lease_s = 600.0\n",
+            "lease_s is 600 of agent 'agent', but its timeout_s is 240: .* earn 0",
+        ),
         (f"{AGENT}outside = true\n", "; `command` and `outside` are set"),
         (
             f"{OUTSIDE}[reward]\nverifier = 'arithmetic'\n",

@@ -47,6 +47,15 @@ MAX_PARTS = 256  # of a reward; each is a figure of its own
 _OVERRULED = "x-rlstreams-overruled"
 _LOG = logging.getLogger(__name__)
 _MODELS = ("", "/{model:path}")
+_POSTED: dict[str, Dialect] = {
+    "chat/completions": CHAT,
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "messages/count_tokens": MESSAGES,
+    "outcome": CHAT,
+    "close": CHAT,
+    "heartbeat": CHAT,
+}
 _OUTCOME = frozenset(field.name for field in fields(Report))
 T = TypeVar("T")
 
@@ -76,18 +85,16 @@ class Gateway:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        posted: tuple[tuple[str, Dialect, Any], ...] = (
-            ("chat/completions", CHAT, partial(self._answer, dialect=CHAT)),
-            ("responses", RESPONSES, partial(self._answer, dialect=RESPONSES)),
-            ("messages", MESSAGES, partial(self._answer, dialect=MESSAGES)),
-            ("messages/count_tokens", MESSAGES, self._count),
-            ("outcome", CHAT, self._report),
-            ("close", CHAT, self._close),
-            ("heartbeat", CHAT, self._beat),
-        )
+        handlers: dict[str, Any] = {
+            "messages/count_tokens": self._count,
+            "outcome": self._report,
+            "close": self._close,
+            "heartbeat": self._beat,
+        }
         routes = [Route("/health", self._health)]
         for prefix in ("/v1", "/sessions/{key}/v1"):
-            for path, dialect, handler in posted:
+            for path, dialect in _POSTED.items():
+                handler = handlers.get(path) or partial(self._answer, dialect=dialect)
                 routes.append(self._route(f"{prefix}/{path}", dialect, handler, self._calls))
             routes += [Route(f"{prefix}/models{more}", self._models) for more in _MODELS]
         if self._desk is not None:
@@ -311,8 +318,14 @@ _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 async def _all(calls: Sequence[asyncio.Task[CallAnswer]]) -> list[CallAnswer]:
-    """All answers; raises the first refusal, and the others end by themselves."""
-    return await asyncio.gather(*map(asyncio.shield, calls))
+    """All answers; raises the first refusal, and then nobody waits for the others: their client
+    hears of none of them."""
+    try:
+        return await asyncio.gather(*map(asyncio.shield, calls))
+    except Exception:
+        for call in calls:
+            call.cancel()
+        raise
 
 
 def _headers(answers: Sequence[CallAnswer]) -> dict[str, str]:
@@ -356,5 +369,8 @@ def _retry_headers(refused: CallRefusedError) -> dict[str, str]:
 
 def _not_there(request: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
-    why = f"{request.method} is nothing that this address answers; see /v1/models"
+    why = (
+        f"{request.method} is nothing that this address answers; there are POST "
+        f"{', '.join(f'/v1/{path}' for path in _POSTED)}, and GET /v1/models"
+    )
     return _refusal(CHAT, CallRefusedError(err.status_code, "not_found", why))

@@ -16,9 +16,11 @@ DONE = b"data: [DONE]\n\n"
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "min_tokens", "ignore_eos", "reasoning_effort", "service_tier",
+    "stop_token_ids", "chat_template_kwargs",
 )  # fmt: skip
 _GRAMMARS = (
     "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+    "allowed_token_ids", "bad_words",
 )  # fmt: skip
 _TYPES = {429: "rate_limit_error", 410: "invalid_request_error"}
 
@@ -39,6 +41,9 @@ class Chat:
                 raise bad(name, f"is not served: use {instead}", "unsupported_parameter")
         if (body.values.get("modalities") or ["text"]) != ["text"] or "audio" in body.values:
             raise bad("modalities", "the model writes text alone", "unsupported_parameter")
+        if body.values.get("continue_final_message"):
+            why = "is not served: no answer goes on with a text that it did not sample"
+            raise bad("continue_final_message", why, "unsupported_parameter")
         choices = body.integer("n", 1, MAX_CHOICES) or 1
         body.integer("top_logprobs", 0, 20)
         completion = body.integer("max_completion_tokens", 1)
@@ -124,9 +129,7 @@ def _constraint(body: Body) -> str:
     """The parameter that asks for more than the model's own distribution; "": none does."""
     if body.mapping("response_format").get("type", "text") != "text":
         return "response_format"
-    if body.values.get("logit_bias"):
-        return "logit_bias"
-    return "grammar" if any(body.values.get(name) for name in _GRAMMARS) else ""
+    return next((name for name in ("logit_bias", *_GRAMMARS) if body.values.get(name)), "")
 
 
 def _head(answers: Sequence[CallAnswer], kind: str, model: str) -> dict[str, Any]:

@@ -94,8 +94,10 @@ class Body:
         return tuple(text for text in texts if text)
 
     def requested(self, names: Sequence[str]) -> dict[str, Any]:
-        """Parameters of `names` that the request has, and an overruled choice of tools."""
-        wanted = [*names, "tool_choice"] if self.wants_some_tool else names
+        """Parameters of `names` that the request has, and an overruled choice of tools: that some
+        must be called, or one at most."""
+        wanted = [*names, "tool_choice"] if self.wants_some_tool else [*names]
+        wanted += ["parallel_tool_calls"] * (self.values.get("parallel_tool_calls") is False)
         return {name: self.values[name] for name in wanted if name in self.values}
 
     @property
@@ -106,10 +108,10 @@ class Body:
         return (choice.get("type") if isinstance(choice, dict) else choice) in ("required", "any")
 
 
-def retry_of(headers: Mapping[str, str]) -> int:
-    """Number of a client's try of a request, from 0."""
-    count = headers.get("x-stainless-retry-count", "0")
-    return int(count) if count.isdecimal() else 0
+def retry_of(headers: Mapping[str, str]) -> int | None:
+    """Number of a client's try of a request, from 0; None: it does not count them."""
+    count = headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isdecimal() and count.isascii() else None
 
 
 def is_trained_of(headers: Mapping[str, str]) -> bool:
