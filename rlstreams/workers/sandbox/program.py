@@ -69,6 +69,9 @@ _MEMORY_POLL_S = 0.05
 _BREAK_OFF = signal.SIGUSR2  # alarms are left to user code
 
 
+_WANTED = "a finite number, {part: number}, or (number, {part: number})"
+
+
 def reply_of(returned: object, place: str, *, may_say: bool) -> Reply:
     """The reply for a return value: a number, named parts, or a number and named parts of it.
 
@@ -99,10 +102,10 @@ def reply_of(returned: object, place: str, *, may_say: bool) -> Reply:
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             what = f"part {name!r} is" if name else "returned"
             more = ", to end; text or messages to go on; None to be judged" if may_say else ""
-            return {
-                "error": f"{place} {what} {value!r:.80} of type {type(value).__name__}; wanted a "
-                f"finite number, {{part: number}}, or (number, {{part: number}}){more}"
-            }
+            if returned is None:
+                more = "; it must `return` one on every path"
+            of = f"of type {type(value).__name__}; wanted {_WANTED}{more}"
+            return {"error": f"{place} {what} {value!r:.80} {of}"}
         values[str(name)] = float(value)
     return {"ends": {"reward": values.pop(""), "parts": values, "note": note}}
 
@@ -176,7 +179,11 @@ class Code:
             returned = await self._called(request)
         except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
             return self._raised(err)
-        return reply_of(returned, self.place, may_say=self.is_class)
+        try:
+            return reply_of(returned, self.place, may_say=self.is_class)
+        except Exception as err:  # noqa: BLE001  (a value's own methods, or an integer beyond float64)
+            of = f"{type(returned).__name__} that is no number ({type(err).__name__}: {err})"
+            return {"error": f"{self.place} returned a value of type {of}; wanted {_WANTED}"}
 
     def answer_plain(self, request: Reply) -> Reply:
         """The same, without a loop where nothing is to be awaited."""
