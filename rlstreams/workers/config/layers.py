@@ -180,8 +180,16 @@ def read(path: Path) -> str:
     except IsADirectoryError as err:
         raise ConfigError(f"{path} is a folder; {_of_folder(path)}") from err
     except OSError as err:
-        near = meant_path(path) if isinstance(err, FileNotFoundError) else ""
+        near = ""
+        if isinstance(err, FileNotFoundError):
+            near = _of_value(str(path)) or meant_path(path)
         raise ConfigError(f"{path}: cannot be read: {err.strerror}{near}") from err
+
+
+def _of_value(word: str) -> str:
+    """Advice where `trainer.steps=3`, as other programs take it, stands for a file; else empty."""
+    found = re.match(r"\+*(\w+(?:\.\w+)+=)", word)
+    return f"; a field's value is written --{word.lstrip('+')}" if found else ""
 
 
 def _of_folder(path: Path) -> str:

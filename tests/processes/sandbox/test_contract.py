@@ -71,9 +71,15 @@ def test_numbers_and_parts(one: Either, text: str, reward: float, parts: dict[st
         ("(1, {'x': None})", "part 'x' is None of type NoneType"),
         ("{'x': 1, 'y': 'a'}", "part 'y' is 'a' of type str"),
         ("{}", r"returned {} of type dict; wanted a finite number, {part: number}, or \("),
-        ("10**400", r"returned a value of type int that is no number \(OverflowError: int too large"),
+        (
+            "10**400",
+            r"returned a value of type int that is no number \(OverflowError: int too large",
+        ),
         ("{'a': 1e308, 'b': 1e308}", r"of type dict that is no number \(OverflowError"),
-        ("type('V', (), {'__repr__': lambda self: 1 / 0})()", r"of type V that .*ZeroDivisionError"),
+        (
+            "type('V', (), {'__repr__': lambda self: 1 / 0})()",
+            r"of type V that .*ZeroDivisionError",
+        ),
         ("1e39", r"the reward must be finite and within 1e\+09 of 0, got 1e\+39"),
         ("(0.0, {'speed': -1.7e308})", r"part 'speed' of the reward must be .* got -1.7e\+308"),
         ("{'n' * (1 << 26): 1}", r"returned 67,\d+,\d+ bytes; the limit is 67,108,864"),

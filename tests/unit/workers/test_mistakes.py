@@ -29,6 +29,10 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
         ("replay step runs/x 7", "Invalid value for 'N': 'runs/x' is not a valid whole number."),
         ("up rnu.toml", "rnu.toml: cannot be read: No such file or directory; did you mean 'run."),
         ("up zzzz.json", "zzzz.json: cannot be read: No such file or directory\n"),
+        ("up trainer.steps=3", "No such file or directory; a field's value is written "
+         "--trainer.steps=3\n"),
+        ("--steps 2 up", "no option --steps before a command; write rlstreams COMMAND --steps ..."),
+        ("grpo DEMO", "there is no grpo; did you mean up?\n"),
         ("worker logprob DEMO --ordinal 5",
          "--ordinal 5: logprob.workers is 1, so ordinals are 0\n"),
         ("worker trainer DEMO --ordinal 1", "--ordinal 1: a run has one trainer"),
