@@ -28,7 +28,7 @@ from rlstreams.workers.config.fields import (
     wrong,
 )
 from rlstreams.workers.config.here import CONFIG_FILE
-from rlstreams.workers.config.nearest import meant, meant_path
+from rlstreams.workers.config.nearest import meant, meant_file
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import START
 
@@ -180,16 +180,8 @@ def read(path: Path) -> str:
     except IsADirectoryError as err:
         raise ConfigError(f"{path} is a folder; {_of_folder(path)}") from err
     except OSError as err:
-        near = ""
-        if isinstance(err, FileNotFoundError):
-            near = _of_value(str(path)) or meant_path(path)
+        near = meant_file(path) if isinstance(err, FileNotFoundError) else ""
         raise ConfigError(f"{path}: cannot be read: {err.strerror}{near}") from err
-
-
-def _of_value(word: str) -> str:
-    """Advice where `trainer.steps=3`, as other programs take it, stands for a file; else empty."""
-    found = re.match(r"\+*(\w+(?:\.\w+)+=)", word)
-    return f"; a field's value is written --{word.lstrip('+')}" if found else ""
 
 
 def _of_folder(path: Path) -> str:
