@@ -49,6 +49,7 @@ _ELSEWHERE = {  # what other programs call it
     "train": "up", "run": "up", "start": "up", "launch": "up", "serve": "web", "ui": "web",
     "dashboard": "web", "new": "init", "eval": "try", "sample": "try", "show": "inspect",
     "logs": "inspect", "status": "web", "stop": "control", "list": "web", "check": "doctor",
+    "grpo": "up", "ppo": "up", "rl": "up",
 }  # fmt: skip
 
 
@@ -86,7 +87,11 @@ class Program(click.Group):
         """As click does, but names the commands where none is given."""
         if not args:
             refuse_nothing(ctx, "COMMAND")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as err:  # click's nearest name of two would mislead
+            option = err.option_name
+            ctx.fail(f"no option {option} before a command; write rlstreams COMMAND {option} ...")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By section, each with the first line of its help."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import Namespace
 from contextlib import suppress
@@ -41,7 +42,7 @@ def start(args: Namespace) -> int:
     """start it, unless it is running; it keeps running after this command"""
     state = _broker(args.run, args.port or 0).start()
     print(f"broker {state.pid} serves {state.bootstrap}; stop it with")
-    print(f"  rlstreams broker stop {args.run or ''}".rstrip())
+    print(f"  rlstreams broker stop {shlex.quote(args.run) if args.run else ''}".rstrip())
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,8 @@ def run(args: Namespace) -> int:
         if plan.model and not args.gpus
         else ("seconds", "minutes")
     )
-    print(f"next:\n  cd {folder}\n  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
+    print(f"next:\n  cd {shlex.quote(str(folder))}")
+    print(f"  rlstreams try    # {tried}\n  rlstreams up     # {whole}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Container, Sequence
@@ -214,7 +215,7 @@ def _show(details: Sequence[SampleDetail], args: Namespace, title: str, *, is_gr
     else:
         console.print(table(details, title, console.width))
     first = details[0].lineage.sample
-    where = " ".join(
+    where = shlex.join(
         w for w in args.config.names if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w)
     )
     console.print(f"\nall of one: rlstreams inspect {first} {where}", style="bright_black")

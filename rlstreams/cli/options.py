@@ -265,12 +265,29 @@ class _Real(click.FloatRange):
         return number
 
 
+class _Setting(click.ParamType):
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Check name and type before a run is opened. Raises ConfigError: no such field."""
+        from rlstreams.workers.config.layers import override_layer
+
+        name, equals, text = str(value).partition("=")
+        if not equals:
+            self.fail(f"{value!r} has no value; write NAME=VALUE.", param, ctx)
+        override_layer(name, text)
+        return str(value)
+
+
 N = _Whole("N", 1)
 COUNT = _Whole("COUNT", 0)
 SEED = _Whole("SEED", None)
 PORT = _Whole("PORT", 0, 65_535)
 SECONDS = _Real("SECONDS", 0.0)
 X = _Real("X")
+SETTING = _Setting()
 
 
 def one_of(*names: str) -> click.Choice[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlstreams.cli.named import opened
 from rlstreams.cli.options import LOG, command, option
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.words.spelling import spelling
 
 
@@ -22,8 +23,11 @@ def run(args: Namespace) -> int:
 
     Reads the run's topics; writes report.html and steps.csv into its folder.
     """
-    from rlstreams.show.report.collect import PAGE_FILE, collect, write
+    from rlstreams.show.report.collect import PAGE_FILE, STEPS_FILE, collect, write
 
+    if Path(args.out).suffix == ".html" or Path(args.out).is_file():
+        files = f"{PAGE_FILE} and {STEPS_FILE}"
+        raise ConfigError(f"--out {args.out}: name a folder; {files} are written into it")
     with opened(*args.config) as source:
         name = source.config.run.id if source.config else source.folder.name
         spelled = spelling("", source.model_path)

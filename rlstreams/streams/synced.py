@@ -17,9 +17,13 @@ def write_whole(path: Path, content: bytes, *, is_private: bool = False) -> None
     beside.unlink(missing_ok=True)  # in containers each start has the same process id
     mode = 0o600 if is_private else 0o666
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    beside.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        beside.replace(path)
+    except OSError:  # the disk is full, say
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def replace_synced(temporary: Path, path: Path) -> None:

@@ -20,7 +20,7 @@ from rlstreams.check.doctor.devices import (
     placements,
 )
 from rlstreams.check.doctor.engines import engine_checks, installed
-from rlstreams.check.doctor.machine import files, machine, port
+from rlstreams.check.doctor.machine import disk, files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
     check_decoding,
@@ -249,6 +249,9 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         progress(f"warning: {problem}")
     _say_gpus(config, progress)
     model = read_model(config.model.path)
+    room = disk(config, model.mb_in("float32"))
+    if room.level is not Level.OK:  # an estimate: the run ends by itself if the disk is full
+        progress(f"warning: {room.found}; {room.advice}")
     checks = list(_of_model(config, model, progress=progress))
     if config.is_served and not config.engine.urls:
         checks.append(installed(config, has_model=True))

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from rlstreams.cli.named import opened, print_json
-from rlstreams.cli.options import LOG, N, command, option, set_threads
+from rlstreams.cli.options import LOG, SETTING, N, command, option, set_threads
 from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
 from rlstreams.streams.log.errors import ConfigError
 
@@ -61,6 +61,7 @@ def judge(args: Namespace) -> int:
 @option(
     "--set",
     metavar="NAME=VALUE",
+    type=SETTING,
     multiple=True,
     help="what the branch does otherwise; what --resume refuses cannot change here either",
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import NamedRun, ProgressLine, opened, print_json
-from rlstreams.cli.options import LOG, N, argument, command, one_of, option, set_threads
+from rlstreams.cli.options import LOG, SETTING, N, argument, command, one_of, option, set_threads
 from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
 from rlstreams.debug.blame import KINDS
 
@@ -60,6 +60,7 @@ def _steps_of(args: Namespace) -> Iterator[tuple[NamedRun, RunConfig, list[Path]
 @option(
     "--set",
     metavar="NAME=VALUE",
+    type=SETTING,
     multiple=True,
     help="re-run it a second time with this changed: trainer.loss.*, trainer.optimizer.*, "
     "trainer.micro_batch_tokens, trainer.shared_prefixes, trainer.minibatches, "

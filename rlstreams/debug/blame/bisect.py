@@ -7,6 +7,7 @@ are read from the weight store, or made again (`rebuilt`), and evaluated, half w
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -85,7 +86,8 @@ class Bisected:
             f"{'step':>8} {self.metric:>12}",
             *rows,
             "which samples: "
-            f"rlstreams replay blame {name} --steps {first}:{last} --metric {self.metric}{option}",
+            f"rlstreams replay blame {shlex.quote(name)} --steps {first}:{last} "
+            f"--metric {self.metric}{option}",
         ]
 
 

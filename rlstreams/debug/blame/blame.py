@@ -21,6 +21,7 @@ from rlstreams.debug.blame.series import DEFAULT, HELD_OUT, SAMPLED, is_reward, 
 from rlstreams.debug.blame.sets import Batches, Name, SampleSet, name_of, sets_of
 from rlstreams.debug.rerun.rebuilt import Rebuilt, RerunError, rebuilt
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.words.spelling import Spelling
 from rlstreams.words.texts import text_of
@@ -232,7 +233,7 @@ class _Search:
         """Return how far these sets moved the metric in the direction that is sought."""
         names = frozenset().union(*(one.samples for one in sets)) & self._names
         about = sets[0].name if len(sets) == 1 else f"{len(sets)} sets from {sets[0].name}"
-        self._say(f"without {about} ({len(self._tried)} experiments so far)")
+        self._say(f"without {about} ({counted(len(self._tried), 'experiment')} so far)")
         return self._toward * (self._now - self._value(names))
 
     def _random(self, like: SampleSet) -> list[float]:

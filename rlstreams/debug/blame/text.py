@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlstreams.debug.blame.blame import Blamed, Effect
-from rlstreams.debug.blame.series import SAMPLED
+from rlstreams.debug.blame.series import SAMPLED, is_reward
 from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import visible
 from rlstreams.words.texts import short
@@ -53,9 +53,11 @@ def _random_line(found: Blamed) -> str:
     known = [one for one in found.random_effects if math.isfinite(one)]
     if not known:
         return "too few other samples to say how large an effect is by chance"
+    is_fall = is_reward(found.metric) or found.now < found.without  # the direction that is sought
+    beyond = f"below {-found.border:.4g}" if is_fall else f"above {found.border:.4g}"
     return (
         f"{len(known)} random sets of as many samples: {min(known):+.4g} to {max(known):+.4g}; "
-        f"an effect must be above {found.border:.4g} to be no chance"
+        f"an effect must be {beyond} to be no chance"
     )
 
 

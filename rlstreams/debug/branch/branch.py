@@ -11,6 +11,7 @@ in between leaves no run that would begin anew under the branch's name.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ class Branched:
                 "the branch's own steps may not be what the parent would have made"
             )
         found += [f"changed files: {self.files}"] if self.files else []
-        return [*found, f"go on: rlstreams up {folder}"]
+        return [*found, f"go on: rlstreams up {shlex.quote(str(folder))}"]
 
 
 def branch_config(

@@ -67,9 +67,10 @@ def table(details: Sequence[SampleDetail], title: str, width: int = WIDE) -> Ren
     drawn.add_column("outcome", no_wrap=is_wide)
     for name in _IN_A_ROW if is_wide else ("reward",):
         drawn.add_column(name, justify="right", no_wrap=True)
-    for name, ratio in (("parts", 1), ("prompt", 2), ("answer", 3)):
-        if name != "parts" or any(_parts(detail) for detail in details):
-            drawn.add_column(name, ratio=ratio, overflow="fold")
+    if any(_parts(detail) for detail in details):
+        drawn.add_column("parts", max_width=width // 4, overflow="fold")
+    for name, ratio in (("prompt", 2), ("answer", 3)):
+        drawn.add_column(name, ratio=ratio, overflow="fold")
     for detail in details:
         drawn.add_row(*_cells(detail, is_wide=is_wide, has_parts=len(drawn.columns)))
     return drawn

@@ -24,6 +24,7 @@ from rlstreams.streams.lineage.fold import Lineage
 from rlstreams.streams.log.bus import present
 from rlstreams.streams.log.topics import CALLS
 from rlstreams.streams.run.run_log import RunLog
+from rlstreams.streams.synced import write_whole
 from rlstreams.streams.views.feed import Feed
 from rlstreams.words.sample_detail import SampleDetail, sample_detail
 from rlstreams.words.screen import KillMark
@@ -104,6 +105,5 @@ def readable(lineage: Lineage, spelling: Spelling) -> SampleDetail:
 
 def write(given: ReportInput, folder: Path) -> None:
     """Write `report.html` and `steps.csv` into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / PAGE_FILE).write_text(render_report(given), encoding="utf-8")
-    (folder / STEPS_FILE).write_text(steps_csv(given.fold.state.run.steps), encoding="utf-8")
+    write_whole(folder / PAGE_FILE, render_report(given).encode())
+    write_whole(folder / STEPS_FILE, steps_csv(given.fold.state.run.steps).encode())

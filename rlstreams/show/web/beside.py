@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -66,7 +67,8 @@ def trackers(
     finally:
         if tracker.end(TRACK_STOP_S):
             say_last(
-                f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams metrics track {folder}"
+                f"a tracker lacks rows, see {folder / TRACK_LOG}: rlstreams metrics track "
+                f"{shlex.quote(str(folder))}"
             )
 
 

@@ -275,7 +275,8 @@ class AuditReport:
             ("  calls", self.calls, f"and {self.replayed:,} answered from the log"),
         ]
         rows += [row for row in extras if row[1]]
-        lines = [f"audit of run {self.run}, from its topics alone"]
+        run = f"run {self.run}" if self.run else "a run that no trainer has claimed yet"
+        lines = [f"audit of {run}, from its topics alone"]
         lines += [self.begin.text()] if self.begin else []
         lines += [f"{name:<16}{count:>12,}  {note}".rstrip() for name, count, note in rows]
         lines += [f"  {named}" for named in self.named_duplicates]

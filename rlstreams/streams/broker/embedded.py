@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -230,7 +231,7 @@ class EmbeddedBroker:
             owner = f"process {state.pid}" if state and state.pid else "a starting broker"
             raise ConfigError(
                 f"data folder {self.folder} is in use by {owner}; stop it with "
-                f"`rlstreams broker stop {self.folder}`, or choose another folder"
+                f"`rlstreams broker stop {shlex.quote(str(self.folder))}`, or choose another folder"
             ) from None
 
     def _is_gone(self) -> bool:

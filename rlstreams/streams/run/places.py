@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def check_place(
     if not path.exists():
         problem = "is not there"
     elif found == "a run":
-        problem = f"is {found}, {wanted} (make one: rlstreams record run {path})"
+        problem = f"is {found}, {wanted} (make one: rlstreams record run {shlex.quote(str(path))})"
     elif found:
         problem = f"is {found}, {wanted}"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from rlstreams.streams.samples.fold import Samples
@@ -46,4 +47,6 @@ def list_command(run: str = "RUN", reason: str = "") -> str:
     Args:
         run: the run's folder.
     """
-    return f"rlstreams dead-letters list {run}" + (f" --reason {reason}" if reason else "")
+    return f"rlstreams dead-letters list {shlex.quote(run)}" + (
+        f" --reason {reason}" if reason else ""
+    )

@@ -102,6 +102,7 @@ def _work(command: Sequence[str]) -> int:
     if getattr(sys.modules.get(PRELOAD), "BEGAN_CUDA", False):
         os.execv(command[0], list(command))
     _, _, module, *sys.argv[1:] = command
+    sys.modules.pop(f"{module}.__main__", None)  # of the console script: runpy warns of it
     try:
         runpy.run_module(module, run_name="__main__")
     except SystemExit as err:

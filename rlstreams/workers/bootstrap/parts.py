@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ def bootstrap_of(config: RunConfig) -> str:
     if state is None:
         raise ConfigError(
             f"broker.bootstrap is empty and no embedded broker runs in {broker.folder}; "
-            f"start one: rlstreams broker start {broker.folder}"
+            f"start one: rlstreams broker start {shlex.quote(str(broker.folder))}"
         )
     return state.bootstrap
 

@@ -28,7 +28,7 @@ from rlstreams.workers.config.fields import (
     wrong,
 )
 from rlstreams.workers.config.here import CONFIG_FILE
-from rlstreams.workers.config.nearest import meant, meant_path
+from rlstreams.workers.config.nearest import meant, meant_file
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import START
 
@@ -180,7 +180,7 @@ def read(path: Path) -> str:
     except IsADirectoryError as err:
         raise ConfigError(f"{path} is a folder; {_of_folder(path)}") from err
     except OSError as err:
-        near = meant_path(path) if isinstance(err, FileNotFoundError) else ""
+        near = meant_file(path) if isinstance(err, FileNotFoundError) else ""
         raise ConfigError(f"{path}: cannot be read: {err.strerror}{near}") from err
 
 

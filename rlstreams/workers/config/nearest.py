@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,13 @@ def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'NAME'?`, of those that there are; empty if none is near."""
     near = _nearest(name, names, cutoff)
     return f"; did you mean {near!r}?" if near else ""
+
+
+def meant_file(path: str | Path) -> str:
+    """As `meant_path`; a field's value, written as other programs take it, has other advice."""
+    if re.match(r"\+*\w+(\.\w+)+=", str(path)):
+        return f"; a field's value is written --{str(path).lstrip('+')}"
+    return meant_path(path)
 
 
 def meant_path(path: str | Path) -> str:

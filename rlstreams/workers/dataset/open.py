@@ -74,13 +74,16 @@ def prompt_encoder(config: RunConfig) -> PromptEncoder:
     """The model folder's tokenizer, with the chat template that `[data]` asks for.
 
     Raises:
-        TokenizerError: the folder has none.
+        ConfigError: the folder has none, or the template cannot be read.
     """
-    from rlstreams.workers.model.tokenizer import Tokenizer
+    from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
     data = config.data
     folder = model_folder(config.model.path)
-    return Tokenizer(folder, template=data.template, options=data.template_options)
+    try:
+        return Tokenizer(folder, template=data.template, options=data.template_options)
+    except TokenizerError as err:
+        raise ConfigError(str(err)) from err
 
 
 def first_rows(data: DataSection, count: int) -> list[Row]:

@@ -188,6 +188,9 @@ class RowReader:
         raise ConfigError(f"{self._field}: {place}: no `{wanted}` (fields: {known}){hint}")
 
 
+_OF_AN_ARRAY = "; a row is one object on one line: `jq -c '.[]' FILE` makes lines of an array"
+
+
 def parse(line: str | bytes, place: str, field: str) -> Fields:
     """The fields of a line of JSON.
 
@@ -199,7 +202,8 @@ def parse(line: str | bytes, place: str, field: str) -> Fields:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         fields = _parsed(line, f"{field}: {place}")  # which takes NaN, and says what is wrong
     if not isinstance(fields, dict):
-        raise ConfigError(f"{field}: {place}: not a JSON object: {brief(fields)}")
+        hint = _OF_AN_ARRAY if isinstance(fields, list) else ""
+        raise ConfigError(f"{field}: {place}: not a JSON object: {brief(fields)}{hint}")
     return fields
 
 
@@ -208,8 +212,14 @@ def _parsed(line: str | bytes, place: str) -> object:
         fields = json.loads(line)
     except json.JSONDecodeError as err:
         column = min(err.pos, len(err.doc.rstrip())) + 1  # a line that was cut ends in its newline
-        raise ConfigError(f"{place}:{column}: not a line of JSON: {err.msg}") from err
-    except ValueError as err:  # UnicodeDecodeError
+        hint = _OF_AN_ARRAY if err.doc.lstrip().startswith("[") else ""
+        raise ConfigError(f"{place}:{column}: not a line of JSON: {err.msg}{hint}") from err
+    except UnicodeDecodeError as err:
+        byte = f"byte {err.object[err.start]:#04x}"
+        raise ConfigError(
+            f"{place}: not UTF-8 ({byte} at position {err.start}); save the file as UTF-8"
+        ) from err
+    except ValueError as err:  # an integer of too many digits
         raise ConfigError(f"{place}: not a line of JSON: {err}") from err
     except RecursionError as err:
         raise ConfigError(f"{place}: nested too deeply") from err

@@ -191,7 +191,7 @@ def hold_out(whole: Dataset, num_rows: int, fraction: float) -> tuple[Dataset, D
         raise ConfigError(
             f"data.held_out_{'rows' if num_rows else 'fraction'} is {num_rows or fraction}: of "
             f"{len(different):,} different prompts of {whole.source.name} it would hold out "
-            f"{wanted:,}; both splits need one"
+            f"{wanted:,}; both splits need one: change it, add rows, or set it to 0 (no evaluation)"
         )
     train = whole.numbers[prompts > different[wanted - 1]]
     held_out = whole.numbers[np.sort(first[:wanted])]

@@ -64,6 +64,8 @@ class Tokenizer:
         """Ends an answer; None: the model has none."""
         self.pad_id = self._special_id("pad_token")
         """Fills batches; None: the model has none."""
+        if template:
+            self._template()  # also where no prompt is a chat: its name was meant
 
     @classmethod
     def load(cls, folder: Path | str) -> Tokenizer:
@@ -202,7 +204,8 @@ class Tokenizer:
             try:
                 return path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as err:
-                raise TokenizerError(f"chat template {path} cannot be read: {err}") from err
+                what = "data.template: " if self._template_file else ""
+                raise TokenizerError(f"{what}chat template {path} cannot be read: {err}") from err
         template = self._config.get("chat_template")
         if isinstance(template, list):  # several, by name
             template = {t["name"]: t["template"] for t in template}.get("default")

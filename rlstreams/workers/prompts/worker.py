@@ -108,7 +108,7 @@ class PromptsWorker:
         if why_not == "" and self._issue():
             self._reporter.state("working")
         else:
-            self._reporter.state("waiting", why_not or "closed groups")
+            self._reporter.state("waiting", why_not or "for closed groups")
         commit(self._producer, self._reporter.due())
 
     def _issue(self) -> bool:
@@ -168,13 +168,13 @@ class PromptsWorker:
 
     def _why_not_issue(self) -> str:
         if self._draining:
-            return "the end: draining"
+            return "for the end: draining"
         if not self._history_read():
-            return "the history of steps"
+            return "for the history of steps"
         if self._ledger.claim is None:
-            return "the trainer's claim"
+            return "for the trainer's claim"
         if not self._replacements.history_read:
-            return "the history of dead-letters"
+            return "for the history of dead-letters"
         return "to be resumed" if self.is_paused else ""
 
     def _check_closed(self) -> None:

@@ -66,6 +66,7 @@ OUT_OF_MEMORY = 137  # exit status, as of a process that the kernel killed for i
 MAX_REPLY_BYTES = 64 << 20
 MAX_NOTE = 16_384  # characters that are kept with a sample
 _MEMORY_POLL_S = 0.05
+_WANTED = "a finite number, {part: number}, or (number, {part: number})"
 _BREAK_OFF = signal.SIGUSR2  # alarms are left to user code
 
 
@@ -93,16 +94,16 @@ def reply_of(returned: object, place: str, *, may_say: bool) -> Reply:
     if isinstance(parts.get("note"), str):
         note = str(parts.pop("note"))[:MAX_NOTE]
     if parts and isinstance(returned, dict):
-        reward = parts.pop("reward", None) if "reward" in parts else _sum(parts)
+        reals = [value for value in parts.values() if isinstance(value, numbers.Real)]
+        reward = parts.pop("reward") if "reward" in parts else math.fsum(reals)
     values: dict[str, float] = {}
     for name, value in (*parts.items(), ("", reward)):
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             what = f"part {name!r} is" if name else "returned"
             more = ", to end; text or messages to go on; None to be judged" if may_say else ""
-            return {
-                "error": f"{place} {what} {value!r:.80} of type {type(value).__name__}; wanted a "
-                f"finite number, {{part: number}}, or (number, {{part: number}}){more}"
-            }
+            more = "; it must `return` one on every path" if returned is None else more
+            of = f"of type {type(value).__name__}; wanted {_WANTED}{more}"
+            return {"error": f"{place} {what} {value!r:.80} {of}"}
         values[str(name)] = float(value)
     return {"ends": {"reward": values.pop(""), "parts": values, "note": note}}
 
@@ -113,11 +114,6 @@ def _said(messages: list[Any], place: str) -> Reply:
         return {"says": messages}
     wanted = 'a list that is not of messages {"role": text, "content": text}'
     return {"error": f"{place} returned {wanted}"}
-
-
-def _sum(parts: dict[Any, object]) -> float:
-    """Sum of the parts that are numbers: any other one is reported anyway."""
-    return math.fsum(value for value in parts.values() if isinstance(value, numbers.Real))
 
 
 def limit_memory(memory_mb: int, *, by_kernel: bool = sys.platform == "linux") -> None:
@@ -176,7 +172,11 @@ class Code:
             returned = await self._called(request)
         except Exception as err:  # noqa: BLE001  (the border to user code: answered, never dropped)
             return self._raised(err)
-        return reply_of(returned, self.place, may_say=self.is_class)
+        try:
+            return reply_of(returned, self.place, may_say=self.is_class)
+        except Exception as err:  # noqa: BLE001  (a value's own methods, or an integer beyond float64)
+            of = f"{type(returned).__name__} that is no number ({type(err).__name__}: {err})"
+            return {"error": f"{self.place} returned a value of type {of}; wanted {_WANTED}"}
 
     def answer_plain(self, request: Reply) -> Reply:
         """The same, without a loop where nothing is to be awaited."""

@@ -72,6 +72,15 @@ def test_numbers_and_parts(one: Either, text: str, reward: float, parts: dict[st
         ("(1, {'x': None})", "part 'x' is None of type NoneType"),
         ("{'x': 1, 'y': 'a'}", "part 'y' is 'a' of type str"),
         ("{}", r"returned {} of type dict; wanted a finite number, {part: number}, or \("),
+        (
+            "10**400",
+            r"returned a value of type int that is no number \(OverflowError: int too large",
+        ),
+        ("{'a': 1e308, 'b': 1e308}", r"of type dict that is no number \(OverflowError"),
+        (
+            "type('V', (), {'__repr__': lambda self: 1 / 0})()",
+            r"of type V that .*ZeroDivisionError",
+        ),
         ("1e39", r"the reward must be finite and within 1e\+09 of 0, got 1e\+39"),
         ("(0.0, {'speed': -1.7e308})", r"part 'speed' of the reward must be .* got -1.7e\+308"),
         ("{'n' * (1 << 26): 1}", r"returned 67,\d+,\d+ bytes; the limit is 67,108,864"),
@@ -83,6 +92,12 @@ def test_what_is_no_answer_costs_its_own_sample(one: Either, text: str, message:
         one.ask(text)
     assert str(one.file) in str(raised.value) or "the reward must" in message or "speed" in message
     assert 1.0 == one.ask("1").reward
+
+
+def test_a_function_that_returns_nothing_on_some_path(tmp_path: Path) -> None:
+    told = "returned None of type NoneType; wanted a finite .*; it must `return` one on every path"
+    with Either(tmp_path, "function") as one, pytest.raises(ERRORS, match=told):
+        one.ask("None")
 
 
 def test_what_user_code_prints_is_no_answer(one: Either, capfd: pytest.CaptureFixture[str]) -> None:

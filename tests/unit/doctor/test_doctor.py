@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 from dataclasses import replace
@@ -235,6 +236,16 @@ def test_a_disk_without_room(tmp_path: Path) -> None:
     """A model of a petabyte fits nowhere."""
     assert Level.FAIL == machine.disk(demo(tmp_path), weights_mb=1e9).level
     assert Level.OK == machine.disk(demo(tmp_path), weights_mb=0).level
+
+
+def test_a_start_on_a_disk_without_room_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not refused: a short run may fit."""
+    monkeypatch.setattr(machine, "LOG_MB", 1e12)
+    told: list[str] = []
+    preflight(demo(tmp_path), told.append)
+    assert [line for line in told if re.match(r"warning: [\d.]+ GB free at .*; free some, ", line)]
 
 
 def test_jars_that_are_not_cached_are_a_warning(

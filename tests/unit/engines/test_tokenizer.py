@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.load import load
+from rlstreams.workers.dataset.open import prompt_encoder
 from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 ROOT = Path(__file__).parents[3]
@@ -74,3 +77,9 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
         Tokenizer(folder)
+
+
+def test_a_named_template_is_read_even_if_no_prompt_is_a_chat() -> None:
+    config = load([ROOT / "infra/examples/demo.toml"], ["data.template=nowhere.jinja"])
+    with pytest.raises(ConfigError, match=r"^data\.template: .*nowhere\.jinja cannot be read"):
+        prompt_encoder(config)

@@ -154,3 +154,12 @@ def test_turns_of_an_answer_stand_apart_everywhere() -> None:
     assert expected == short(text_of(event, SPELLING).answer)
     alone = f.trajectory(group_id="7", sample=0, segments=segments[:3])
     assert "55" == text_of(alone, SPELLING).answer
+
+
+def test_parts_stand_on_one_line_where_there_is_room() -> None:
+    """Beside a short prompt and a short answer, also on 80 columns."""
+    event = f.trajectory(group_id="7", sample=0, reward_parts={"right": 0.0, "working": 0.225})
+    (lineage,) = told_run.bus_log([event]).samples("7/0")
+    detail = sample_detail(lineage, SPELLING)
+    for width, told in ((160, "right 0, working 0.225"), (80, "right 0, working")):
+        assert told in printed(table([detail], "one", width))

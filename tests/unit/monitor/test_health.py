@@ -43,7 +43,7 @@ class Scene:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.saying: dict[str, tuple[str, str]] = {
-            "prompts-0": ("waiting", "closed groups"),
+            "prompts-0": ("waiting", "for closed groups"),
             "rollout-0": ("working", ""),
             "logprob-0": ("waiting", "for trajectories"),
             "trainer-0": ("waiting", "for samples"),

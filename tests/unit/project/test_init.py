@@ -363,7 +363,7 @@ def test_lines_for_gpus_need_only_be_uncommented(tmp_path: Path) -> None:
         (b'{"prompt": "a", "answer": "b"}\n{\n', r"my\.jsonl:2:2: not a line of JSON"),
         (b"[1]\n", r"my\.jsonl:1: not a JSON object"),
         (b"\n\n", r"my\.jsonl has no rows"),
-        (b"\xff\n", r"my\.jsonl:1: not a line of JSON"),
+        (b"\xff\n", r"my\.jsonl:1: not UTF-8 \(byte 0xff at position 0\); save the file as UTF-8"),
     ],
 )
 def test_rows_that_cannot_be_read(tmp_path: Path, content: bytes, told: str) -> None:

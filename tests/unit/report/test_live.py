@@ -48,7 +48,10 @@ def full_input(**changes: Any) -> LiveInput:
         replace(p, loss=-0.2 - p.step / 500, metrics={**p.metrics, **figures})
         for p in views.run.steps
     ]
-    doing = {"logprob": ("waiting", "for trajectories"), "prompts": ("waiting", "closed groups")}
+    doing = {
+        "logprob": ("waiting", "for trajectories"),
+        "prompts": ("waiting", "for closed groups"),
+    }
     workers = [
         replace(w, state=doing[w.role][0], detail=doing[w.role][1]) if w.role in doing else w
         for w in views.throughput.workers

@@ -32,7 +32,7 @@ SIZE = 2
 ROLES = ("prompts", "rollout", "logprob", "trainer")
 # What each role says while somebody else is at fault.
 IDLE = {
-    "prompts": ("waiting", "closed groups"),
+    "prompts": ("waiting", "for closed groups"),
     "rollout": ("waiting", "for prompts"),
     "logprob": ("waiting", "for trajectories"),
     "trainer": ("waiting", "for 2 complete groups; 1 are begun"),

@@ -38,3 +38,4 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(
     with pytest.raises(OSError, match="No space"):
         write_whole(file, b"new")
     assert b"old" == file.read_bytes()
+    assert [file] == list(tmp_path.iterdir()), "half a file would fill the disk further"

@@ -10,6 +10,7 @@ import pytest
 
 from rlstreams.__main__ import main
 from rlstreams.streams.log.text import plain_json
+from rlstreams.streams.views.dead import list_command
 from rlstreams.workers.config.load import load
 
 DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
@@ -29,6 +30,14 @@ DEMO = Path(__file__).parents[3] / "infra/examples/demo.toml"
         ("replay step runs/x 7", "Invalid value for 'N': 'runs/x' is not a valid whole number."),
         ("up rnu.toml", "rnu.toml: cannot be read: No such file or directory; did you mean 'run."),
         ("up zzzz.json", "zzzz.json: cannot be read: No such file or directory\n"),
+        ("up trainer.steps=3", "No such file or directory; a field's value is written "
+         "--trainer.steps=3\n"),
+        ("--steps 2 up", "no option --steps before a command; write rlstreams COMMAND --steps ..."),
+        ("replay branch no --at 3 --set trainer.optimizer.lrr=1",
+         "unknown field trainer.optimizer.lrr; did you mean trainer.optimizer.lr?"),
+        ("replay step 3 no --set trainer.steps", "'trainer.steps' has no value; write NAME=VALUE."),
+        ("report no --out page.html", "--out page.html: name a folder; report.html and steps.csv"),
+        ("grpo DEMO", "there is no grpo; did you mean up?\n"),
         ("worker logprob DEMO --ordinal 5",
          "--ordinal 5: logprob.workers is 1, so ordinals are 0\n"),
         ("worker trainer DEMO --ordinal 1", "--ordinal 1: a run has one trainer"),
@@ -93,3 +102,13 @@ def test_a_broker_is_named_as_its_run_is(
     (folder / "config.json").write_text(plain_json(asdict(other)), "utf-8")
     assert 78 == main(["broker", "stop", "runs/mine"])
     assert "broker.bootstrap names far:9092, which is not ours" in capsys.readouterr().err
+
+
+def test_a_command_that_is_shown_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a folder's name has a space."""
+    monkeypatch.chdir(tmp_path)
+    assert 0 == main(["init", "my sums"])
+    assert "\n  cd 'my sums'\n" in capsys.readouterr().out
+    assert "rlstreams dead-letters list 'runs/my sums'" == list_command("runs/my sums")
