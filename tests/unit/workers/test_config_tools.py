@@ -84,9 +84,7 @@ def test_two_files_that_disagree_are_both_named(tmp_path: Path) -> None:
     """Each is right by itself."""
     one = write(tmp_path, "[prompts]\ngroup_size = 4", "one.toml")
     two = write(tmp_path, "[trainer]\nmin_group_samples = 5", "two.toml")
-    told = (
-        r"one\.toml:2:1, .*two\.toml:2:1: trainer\.min_group_samples is 5, but prompts\.group"
-    )
+    told = r"one\.toml:2:1, .*two\.toml:2:1: trainer\.min_group_samples is 5, but prompts\.group"
     with pytest.raises(ConfigError, match=told):
         load([one, two])
 
