@@ -149,7 +149,8 @@ class RolloutStage:
             if unknown and (self._puller.pulling is not None or min(unknown) > max(loads)):
                 return None  # a trajectory names only loads whose records are written
             if unknown:  # a pull failed behind its load, and will not be tried again
-                return self._roll_out_again(key)
+                self._roll_out_again(key)
+                return None
         del self._running[key], self._ended[key]
         if task.cancelled():
             return None
