@@ -262,7 +262,7 @@ def close_scorers(scorer: Scorer, reference: Reference | None) -> None:
 def _scorers(
     config: RunConfig, run: BinRunner | None
 ) -> Iterator[tuple[Mapping[str, Any], Reference | None]]:
-    """What scorers of the log-prob role are made with, and the reference, which is made already;
+    """Arguments of the scorers of the log-prob role, and the reference, which is made already;
     on an exception the ranks end.
 
     Raises:
