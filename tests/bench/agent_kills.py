@@ -1,7 +1,8 @@
 """A run of agents under random kills: is each call in the log once, and as if nobody had died?
 
     python -m tests.bench.agent_kills [--kills 30] [--steps 20] [--every 5] [--seeds 1 2] [--save]
-        [--dir FOLDER]       # of the runs; else a temporary one. A run that ended there is kept
+        [--dir FOLDER]       # of the runs; else a temporary one. A run that ended there is kept,
+                             # one that was broken off goes on, with --kills more
         [--lr 1e-60]         # no step changes a weight: all calls of two runs can be compared
 
 The built-in engine on the CPU, the embedded broker. SIGKILL in turn to rollout workers (each with
@@ -21,9 +22,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,8 @@ from tests.chaos.run import chaos
 DEMO = Path(__file__).parents[2] / "infra/examples/demo.toml"
 CALM = "calm"  # folder of the run without kills
 RECORDED = "recording"  # of a run, in its folder
+BEGAN = r"Apache Kafka serves \S+ from"  # a line of `up`, one for each start
+KILL = r"FAULT \d+/\d+ after step \d+: SIGKILL to ([a-z]+)"
 LOGPROB_NATS = 1e-4  # float32 sums, which depend on what else is in the batch
 
 
@@ -71,8 +76,10 @@ def made(folder: Path, args: argparse.Namespace, seed: int | None = None) -> dic
     before = folder / "made.json"
     if before.is_file():
         return dict(json.loads(before.read_text(encoding="utf-8")))
-    config, report = configured(folder, args), folder / "chaos.json"
-    up_options = UpOptions(config=config, command="up", is_resumed=False, is_live=False)
+    log, report = folder / "run/logs/up.log", folder / "chaos.json"
+    sitting = len(re.findall(BEGAN, log.read_text(encoding="utf-8"))) if log.is_file() else 0
+    config = configured(folder, args)
+    up_options = UpOptions(config=config, command="up", is_resumed=sitting > 0, is_live=False)
     began_s, load_before = time.monotonic(), os.getloadavg()[0]
     with agents_of(folder / "run", folder / "notes.jsonl", args.workers, seed or 0) as agents:
         if seed is None:
@@ -80,19 +87,21 @@ def made(folder: Path, args: argparse.Namespace, seed: int | None = None) -> dic
         else:
             options = ChaosOptions(
                 num_faults=args.kills,
-                seed=seed,
+                seed=seed + sitting,
                 roles=(*ROLES, BROKER),
                 every_s=args.every,
                 only_kills=True,
                 json_file=str(report),
             )
             status = chaos(up_options, options, agents.kill)
+    text = log.read_text(encoding="utf-8")
     found = {
         "status": status,
-        "seconds": round(time.monotonic() - began_s, 1),
+        "sittings": len(re.findall(BEGAN, text)),
+        "kills": dict(sorted(Counter(re.findall(KILL, text)).items())),
+        "last_sitting_s": round(time.monotonic() - began_s, 1),
         "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
-        "agents_killed": dict(agents.killed),
-        "chaos": None if seed is None else json.loads(report.read_text(encoding="utf-8")),
+        "last_sitting": None if seed is None else json.loads(report.read_text(encoding="utf-8")),
     }
     words = ["record", "run", str(folder / "run"), "--out", str(folder / RECORDED)]
     assert rlstreams(words) == 0
@@ -114,11 +123,11 @@ def checked(folder: Path, calm: Sequence[Session]) -> dict[str, Any]:
 
 def problems(found: dict[str, Any]) -> list[str]:
     """What a run with kills has not kept."""
-    again, audit = found["sampled_again_by_an_engine_alone"], found["chaos"]["audit"]
+    again, audit = found["sampled_again_by_an_engine_alone"], found["last_sitting"]["audit"]
     classes = [audit[name] for name in ("trained", "evaluated", "dead_lettered", "lost", "expired")]
     classes += [sum(audit[name].values()) for name in ("dropped", "in_flight")]
     told = [f"{name}: {num}" for name, num in found["calls"]["broken"].items() if num]
-    told += found["chaos"]["problems"]
+    told += found["last_sitting"]["problems"]
     if audit["issued"] != sum(classes):
         told.append(f"{audit['issued']} samples were issued, {sum(classes)} are in classes")
     told += [f"step {step} differs" for step in again["steps_done_again_that_differ"]]

@@ -70,7 +70,7 @@ kills = []
 
 [trainer]
 steps = {steps}
-groups_per_step = 4
+groups_per_step = 2
 min_group_samples = 2
 checkpoint_every = 4
 

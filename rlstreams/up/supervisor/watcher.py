@@ -35,9 +35,7 @@ LOOK_S = 5.0  # between two looks at the disk
 WARN_S = 600.0  # its warning is not repeated before
 LOW_BYTES = 1_000_000_000
 CLOCKS_MS = 30_000  # by which clocks may differ, reports on their way included
-APART_S = (
-    20.0  # for which they differ before it is said: a report that the broker kept waiting is old
-)
+APART_S = 20.0  # they differ for so long before it is said: a report may have waited for its broker
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 
 
