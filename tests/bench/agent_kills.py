@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import tempfile
@@ -35,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rlstreams.__main__ import main as rlstreams
 from rlstreams.cli.named import configuration, opened
+from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.sessions.session import Session
 from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.up import up
@@ -49,6 +49,7 @@ from tests.chaos.run import chaos
 DEMO = Path(__file__).parents[2] / "infra/examples/demo.toml"
 CALM = "calm"  # folder of the run without kills
 RECORDED = "recording"  # of a run, in its folder
+COMPLETE = "the run is complete"
 BEGAN = r"Apache Kafka serves \S+ from"  # a line of `up`, one for each start
 KILL = r"FAULT \d+/\d+ after step \d+: SIGKILL to ([a-z]+)"
 LOGPROB_NATS = 1e-4  # float32 sums, which depend on what else is in the batch
@@ -71,65 +72,73 @@ def configured(folder: Path, args: argparse.Namespace) -> RunConfig:
 
 
 def made(folder: Path, args: argparse.Namespace, seed: int | None = None) -> dict[str, Any]:
-    """A run to its end, with the kills of a seed or without; one that was made before is not made
-    again."""
-    before = folder / "made.json"
-    if before.is_file():
-        return dict(json.loads(before.read_text(encoding="utf-8")))
-    log, report = folder / "run/logs/up.log", folder / "chaos.json"
-    sitting = len(re.findall(BEGAN, log.read_text(encoding="utf-8"))) if log.is_file() else 0
-    config = configured(folder, args)
-    up_options = UpOptions(config=config, command="up", is_resumed=sitting > 0, is_live=False)
-    began_s, load_before = time.monotonic(), os.getloadavg()[0]
-    with agents_of(folder / "run", folder / "notes.jsonl", args.workers, seed or 0) as agents:
-        if seed is None:
-            status = up(up_options)
-        else:
-            options = ChaosOptions(
-                num_faults=args.kills,
-                seed=seed + sitting,
-                roles=(*ROLES, BROKER),
-                every_s=args.every,
-                only_kills=True,
-                json_file=str(report),
-            )
-            status = chaos(up_options, options, agents.kill)
+    """A run to its end, with the kills of a seed or without; one that was recorded before is not
+    made again."""
+    log = folder / "run/logs/up.log"
+    if not (folder / RECORDED).is_dir():
+        text = log.read_text(encoding="utf-8") if log.is_file() else ""
+        run_of(folder, args, seed, len(re.findall(BEGAN, text)))
+        words = ["record", "run", str(folder / "run"), "--out", str(folder / RECORDED)]
+        assert rlstreams(words) == 0
     text = log.read_text(encoding="utf-8")
-    found = {
-        "status": status,
+    report = folder / "chaos.json"  # of the last sitting, unless that was interrupted, too
+    return {
+        "is_complete": COMPLETE in text,
         "sittings": len(re.findall(BEGAN, text)),
         "kills": dict(sorted(Counter(re.findall(KILL, text)).items())),
-        "last_sitting_s": round(time.monotonic() - began_s, 1),
-        "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
-        "last_sitting": None if seed is None else json.loads(report.read_text(encoding="utf-8")),
+        "last_report": json.loads(report.read_text("utf-8")) if report.is_file() else None,
     }
-    words = ["record", "run", str(folder / "run"), "--out", str(folder / RECORDED)]
-    assert rlstreams(words) == 0
-    before.write_text(json.dumps(found), encoding="utf-8")
-    return found
+
+
+def run_of(folder: Path, args: argparse.Namespace, seed: int | None, sitting: int) -> None:
+    """Run it, or go on with it."""
+    config = configured(folder, args)
+    up_options = UpOptions(config=config, command="up", is_resumed=sitting > 0, is_live=False)
+    with agents_of(folder / "run", folder / "notes.jsonl", args.workers, seed or 0) as agents:
+        if seed is None:
+            up(up_options)
+            return
+        options = ChaosOptions(
+            num_faults=args.kills,
+            seed=seed + sitting,
+            roles=(*ROLES, BROKER),
+            every_s=args.every,
+            only_kills=True,
+            json_file=str(folder / "chaos.json"),
+        )
+        chaos(up_options, options, agents.kill)
 
 
 def checked(folder: Path, calm: Sequence[Session]) -> dict[str, Any]:
     """A run with kills, as its log has it; needs no broker."""
     config = configuration([str(folder / "run")], [])
     with opened([str(folder / RECORDED)], []) as run:
+        audited = audit(run.log.bus)
         sessions = run.log.sessions()
         found = accounted(run.log, sessions, notes_of(folder / "notes.jsonl"))
         with tempfile.TemporaryDirectory() as weights:
             again = resampled(run.log.bus, config, sessions, Path(weights))
-    return {"calls": found, "sampled_again_by_an_engine_alone": again,
-            "against_the_run_without_kills": compared(sessions, calm)}  # fmt: skip
+    return {
+        "audit": json.loads(audited.to_json()),
+        "calls": found,
+        "sampled_again_by_an_engine_alone": again,
+        "against_the_run_without_kills": compared(sessions, calm),
+    }
 
 
 def problems(found: dict[str, Any]) -> list[str]:
     """What a run with kills has not kept."""
-    again, audit = found["sampled_again_by_an_engine_alone"], found["last_sitting"]["audit"]
-    classes = [audit[name] for name in ("trained", "evaluated", "dead_lettered", "lost", "expired")]
-    classes += [sum(audit[name].values()) for name in ("dropped", "in_flight")]
+    again, counts = found["sampled_again_by_an_engine_alone"], found["audit"]
+    classes = [
+        counts[name] for name in ("trained", "evaluated", "dead_lettered", "lost", "expired")
+    ]
+    classes += [sum(counts[name].values()) for name in ("dropped", "in_flight")]
     told = [f"{name}: {num}" for name, num in found["calls"]["broken"].items() if num]
-    told += found["last_sitting"]["problems"]
-    if audit["issued"] != sum(classes):
-        told.append(f"{audit['issued']} samples were issued, {sum(classes)} are in classes")
+    told += [] if found["is_complete"] else ["the run is not complete"]
+    told += (found["last_report"] or {"problems": []})["problems"]
+    told += [f"audit: {name} {num}" for name, num in counts["breach_counts"].items()]
+    if counts["issued"] != sum(classes):
+        told.append(f"{counts['issued']} samples were issued, {sum(classes)} are in classes")
     told += [f"step {step} differs" for step in again["steps_done_again_that_differ"]]
     for title in ("sampled_again_by_an_engine_alone", "against_the_run_without_kills"):
         differ, nats = found[title]["differ"], found[title]["largest_logprob_difference"]
@@ -147,8 +156,8 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     for seed, one in killed.items():
         one.update(checked(folder / f"seed-{seed}", sessions))
     told = [f"seed {seed}: {line}" for seed, one in killed.items() for line in problems(one)]
-    if calm["status"]:
-        told.append(f"the run without kills ended with status {calm['status']}")
+    if not calm["is_complete"]:
+        told.append("the run without kills is not complete")
     words = ("kills", "steps", "every", "seeds", "workers", "lr")
     asked = {name: getattr(args, name) for name in words}
     return {"hardware": hardware(), "asked": asked, "killed": killed, "calm": calm,
