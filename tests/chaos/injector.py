@@ -25,6 +25,7 @@ from rlstreams.up.supervisor.summary import show
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig
 from tests.chaos.plan import (
+    AGENTS,
     BROKER,
     RECORDS,
     Fault,
@@ -136,6 +137,8 @@ class FaultInjector:
     Args:
         journal: with the plan.
         vandal: writes damaged records; None: there is no such fault.
+        kill_agent: kills a process of an agent, by the number of its fault; returns whether there
+            was one. None: there is no such fault.
         stall_s: without a step for somewhat longer the run is given up, though every stage makes
             progress; 0: never.
         json_file: for the report; "": none.
@@ -148,11 +151,12 @@ class FaultInjector:
         journal: Journal,
         *,
         vandal: Vandal | None = None,
+        kill_agent: Callable[[int], bool] | None = None,
         stall_s: float = 0.0,
         json_file: str = "",
     ) -> None:
         self.journal = journal
-        self._vandal = vandal
+        self._vandal, self._kill_agent = vandal, kill_agent
         self._json_file = json_file
         self._limit_s, self._clock = PATIENT * stall_s, StallClock()
         self._sleepers: list[_Sleeper] = []
@@ -238,6 +242,8 @@ class FaultInjector:
         """The instance that was struck, "" for what is no worker; None: not now."""
         if fault.role == RECORDS:
             is_struck = self._vandal is not None and self._vandal.strike(fault.number)
+        elif fault.role == AGENTS:
+            is_struck = self._kill_agent is not None and self._kill_agent(fault.number)
         elif fault.role == BROKER:
             is_struck = self._strike_broker(fault)
         else:

@@ -18,6 +18,7 @@ from rlstreams.streams.log.crash_points import CrashPoint
 BROKER = "broker"
 SERVER = "server"  # the role; its model server ends with it
 RECORDS = "records"  # what the topics carry
+AGENTS = "agents"  # processes of agents, and of runners that work for us elsewhere
 ROLES = ("rollout", "logprob", "trainer", "prompts")
 # Around the session timeout of the embedded broker (4 s) and the transaction timeout (30 s).
 SHORT_STOP_S = (2.0, 8.0)
@@ -76,6 +77,7 @@ class ChaosOptions:
     every_s: float = 5.0  # mean time between two faults
     max_stop_s: float = LONG_STOP_S[1]
     has_points: bool = False
+    only_kills: bool = False  # SIGKILL and nothing else
     json_file: str = ""  # for the report; "": none
 
 
@@ -116,7 +118,9 @@ def _deal(draw: random.Random, roles: Sequence[str]) -> Iterator[str]:
 def _fault(
     draw: random.Random, number: int, role: str, options: ChaosOptions, counts: Mapping[str, int]
 ) -> Fault:
-    kind = _kind(draw, role, has_points=options.has_points)
+    kind = FaultKind.KILL
+    if not options.only_kills:
+        kind = _kind(draw, role, has_points=options.has_points)
     is_stop = kind in (FaultKind.STOP, FaultKind.ZOMBIE)
     return Fault(
         number=number,
@@ -132,7 +136,8 @@ def _fault(
 def _kind(draw: random.Random, role: str, *, has_points: bool) -> FaultKind:
     if role == RECORDS:
         return FaultKind.DAMAGE
-    if role == SERVER:  # one that is suspended keeps its port, so it has no successor
+    # A server that is suspended keeps its port, so it has no successor; an agent has none anyway.
+    if role in (SERVER, AGENTS):
         return FaultKind.KILL
     weights = {FaultKind.KILL: 5, FaultKind.STOP: 2}
     if role != BROKER:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
@@ -13,23 +13,32 @@ from rlstreams.up.supervisor.fleet import num_workers
 from rlstreams.up.supervisor.up import up
 from rlstreams.workers.config.run import RunConfig
 from tests.chaos.injector import FaultInjector, Vandal
-from tests.chaos.plan import BROKER, RECORDS, ROLES, SERVER, ChaosOptions, Journal, plan
+from tests.chaos.plan import AGENTS, BROKER, RECORDS, ROLES, SERVER, ChaosOptions, Journal, plan
 
 NAMES = (*ROLES, BROKER, SERVER, RECORDS)
 
 
-def chaos(up_options: UpOptions, options: ChaosOptions) -> int:
+def chaos(
+    up_options: UpOptions,
+    options: ChaosOptions,
+    kill_agent: Callable[[int], bool] | None = None,
+) -> int:
     """Run it; 0 only if the run is complete, every fault happened and no promise was broken.
+
+    Args:
+        kill_agent: see `FaultInjector`; agents are struck as often as any role.
 
     Raises StreamsError: as `up`; a role that cannot be struck.
     """
     config = up_options.config
-    planned = plan(options, victims(config, options.roles))
+    counts = victims(config, options.roles) | ({AGENTS: 1} if kill_agent else {})
+    planned = plan(options, counts)
     journal = Journal(planned=planned, seed=options.seed, started_s=time.monotonic())
     _check_writable(options.json_file)
     hook = FaultInjector(
         journal,
         vandal=Vandal(config, options.seed),
+        kill_agent=kill_agent,
         stall_s=config.deadlines.stall_s,
         json_file=options.json_file,
     )

@@ -12,7 +12,7 @@ from rlstreams.streams.views.run import RunState
 from rlstreams.up.supervisor.fault_hook import EndedRun, RunOutcome
 from rlstreams.up.supervisor.restart import Exited, described
 from rlstreams.workers.loop.runtime import Exit
-from tests.chaos.plan import BROKER, RECORDS, FaultKind, Journal
+from tests.chaos.plan import AGENTS, BROKER, RECORDS, FaultKind, Journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class ChaosReport:
     seconds: float
     faults_asked: int
     faults: Mapping[str, Mapping[str, int]]  # by role, by kind
-    processes_killed: int  # crash points and the broker included
+    processes_killed: int  # crash points, the broker and agents included
     crash_points: Mapping[str, int]  # reached, by name
     outcome: str
     steps: int
@@ -99,7 +99,8 @@ def report(
         seconds=round(now_s - journal.started_s, 1),
         faults_asked=len(journal.planned),
         faults={role: dict(sorted(faults[role].items())) for role in sorted(faults)},
-        processes_killed=ended.num_killed + faults[BROKER][FaultKind.KILL],
+        processes_killed=ended.num_killed
+        + sum(faults[role][FaultKind.KILL] for role in (AGENTS, BROKER)),
         crash_points=dict(sorted(reached.items())),
         outcome=ended.outcome,
         steps=state.step,

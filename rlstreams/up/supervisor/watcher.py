@@ -35,6 +35,7 @@ LOOK_S = 5.0  # between two looks at the disk
 WARN_S = 600.0  # its warning is not repeated before
 LOW_BYTES = 1_000_000_000
 CLOCKS_MS = 30_000  # by which clocks may differ, reports on their way included
+APART_S = 20.0  # they differ for so long before it is said: a report may have waited for its broker
 CATCH_UP_S = 60.0  # longest wait for the next record of a history
 
 
@@ -51,6 +52,7 @@ class Watcher:
         self.progress = Progress(folds)
         self._is_begun = False  # until `begin` what is read is history, whatever clocks say
         self._warned_clocks: set[str] = set()  # hosts
+        self._apart_since_s: dict[str, float] = {}  # monotonic; since when a host's reports are off
         self._since_ms = 0  # when it began, by the clock of the fold
         self._poison = PoisonWatch(config, folds, is_live=False)
         self._steady = SteadyClock()
@@ -104,8 +106,13 @@ class Watcher:
 
     def _note_clocks(self) -> None:
         """Say once of each host that its clock is not ours, or was set since we started."""
+        now_s = time.monotonic()
         for host, apart_ms in self.workers.apart_ms.items():
-            if abs(apart_ms) > CLOCKS_MS and host not in self._warned_clocks:
+            if abs(apart_ms) <= CLOCKS_MS:
+                self._apart_since_s.pop(host, None)
+                continue
+            lasts_s = now_s - self._apart_since_s.setdefault(host, now_s)
+            if lasts_s >= APART_S and host not in self._warned_clocks:
                 self._warned_clocks.add(host)
                 how = "ahead of" if apart_ms > 0 else "behind"
                 self.say(

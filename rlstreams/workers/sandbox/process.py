@@ -33,6 +33,7 @@ from rlstreams.workers.sandbox.user_code import (
 
 NUM_TRIES, PAUSE_S = 10, 1.0  # to start a process where the system has no room for one
 START_S = 60.0  # a user's file may import a large library
+NUM_KILLS = 3  # of processes that load the code, until the code, or its memory, is to blame
 WHERE_S = 0.5
 CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
 EXIT_S, _POLL_S = 1.0, 0.01  # from the end of the link to the process's
@@ -87,22 +88,24 @@ class Process:
         self._calls: dict[int, _Call] = {}
         self._ready = self._awaited(runs_code=False)
         self._ending: asyncio.Task[None] | None = None
+        self._was_killed = False
 
     @classmethod
     async def started(cls, code: UserCode) -> Process:
-        """A process with the code loaded; tried for again where the system has no room for one.
+        """A process with the code loaded; tried for again where the system has no room for one, or
+        where somebody kills it meanwhile.
 
         Raises:
             LostCallError: there was no room `NUM_TRIES` times, `PAUSE_S` apart; says what lacked.
-            UserCodeError: the code cannot be loaded.
+            UserCodeError: the code cannot be loaded, or was killed `NUM_KILLS` times as it was.
         """
         # Room comes back when something else ends, no sooner for a longer pause.
         starts = Keeper(Limits(failures=NUM_TRIES, first_s=PAUSE_S, longest_s=PAUSE_S))
+        num_kills = 0
         while True:
             self = cls(code)
             try:
                 await self._launch()
-                break
             except OSError as err:
                 verdict = starts.ended(Ended.FAILED, time.monotonic())
                 if verdict.is_over:
@@ -110,13 +113,17 @@ class Process:
                         f"{code} has no process: in {verdict.failures} tries, {PAUSE_S:g} s apart, "
                         f"none could be started: {err}"
                     ) from None
-            await asyncio.sleep(verdict.delay_s)
-        try:
-            await self._load()
-        except BaseException:
-            await self.end("is closed")
-            raise
-        return self
+                await asyncio.sleep(verdict.delay_s)
+                continue
+            try:
+                await self._load()
+            except BaseException as err:
+                await self.end("is closed")
+                num_kills += self._was_killed
+                if not (isinstance(err, UserCodeError) and 0 < num_kills < NUM_KILLS):
+                    raise
+            else:
+                return self
 
     async def call(self, request: Mapping[str, Any], *, needs_room: bool = True) -> Reply:
         """Send a call once there is room for it; the reply, within the code's `timeout_s`.
@@ -285,6 +292,7 @@ class Process:
 
     async def _death(self) -> str:
         status = await self._exited(EXIT_S)
+        self._was_killed = status == -signal.SIGKILL
         if status is None:
             return "closed its link"
         if status == OUT_OF_MEMORY and self._code.memory_mb:

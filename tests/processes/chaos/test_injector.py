@@ -23,7 +23,7 @@ from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.run import RunConfig
 from tests.chaos import injector as module
 from tests.chaos.injector import FaultInjector
-from tests.chaos.plan import BROKER, Fault, FaultKind, Journal
+from tests.chaos.plan import AGENTS, BROKER, Fault, FaultKind, Journal
 from tests.factories import step_completed, trainer_started, worker_report
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -116,6 +116,21 @@ def test_a_broker_that_sleeps_is_woken(stage: Stage) -> None:
     stage.begin(one, keeper)
     stage.until(one, lambda: bool(one.journal.woken_s))
     assert [signal.SIGSTOP, signal.SIGCONT] == keeper.signals
+
+
+def test_an_agent_is_struck_once_there_is_one(stage: Stage) -> None:
+    """Its processes are none of the fleet; until one is there the fault waits."""
+    asked: list[int] = []
+
+    def kill_agent(number: int) -> bool:
+        asked.append(number)
+        return len(asked) == 3
+
+    journal = Journal(planned=[fault(AGENTS, FaultKind.KILL, number=7)])
+    one = FaultInjector(journal, kill_agent=kill_agent)
+    stage.begin(one)
+    stage.until(one, lambda: bool(journal.injections))
+    assert [7, 7, 7] == asked
 
 
 def test_a_zombie_sleeps_until_its_successor_is_at_work(stage: Stage) -> None:

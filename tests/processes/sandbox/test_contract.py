@@ -250,6 +250,29 @@ def test_code_that_cannot_be_loaded_is_refused(
         Either(tmp_path, kind, source)
 
 
+# Whose process the kernel, or a hand, kills while it loads.
+_KILLED = """import os, signal
+lives = {times}
+if os.path.getsize(__file__ + ".starts") < lives:
+    with open(__file__ + ".starts", "a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+def code(prompt, completion, answer, metadata): return 1.0
+"""
+
+
+def test_a_kill_while_the_code_is_loaded_is_no_fault_of_the_code(tmp_path: Path) -> None:
+    """Another process is started; code that ends each of them so is refused after some."""
+    starts = tmp_path / "user.py.starts"
+    starts.write_bytes(b"")
+    with Either(tmp_path, "function", _KILLED.format(times=process.NUM_KILLS - 1)) as one:
+        assert 1.0 == one.ask("1").reward
+    starts.write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot be loaded: it died of SIGKILL"):
+        Either(tmp_path, "function", _KILLED.format(times=100))
+    assert process.NUM_KILLS == starts.stat().st_size
+
+
 _INIT = "class code:\n    def __init__(self, *a): pass\n"
 
 

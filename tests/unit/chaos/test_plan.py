@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlstreams.streams.log.crash_points import arm, arm_from
 from tests.chaos.plan import (
+    AGENTS,
     BROKER,
     RECORDS,
     ROLES,
@@ -74,6 +75,17 @@ def test_model_servers_are_only_killed() -> None:
     assert {(SERVER, FaultKind.KILL)} == {(f.role, f.kind) for f in faults}
     assert {"server-0", "server-1"} == {fault.victim for fault in faults}
     assert "SIGKILL to server-0" in {fault.told for fault in faults}
+
+
+def test_a_plan_can_be_of_kills_alone() -> None:
+    """All victims as before, and agents, which are only killed in any plan."""
+    options = ChaosOptions(num_faults=40, has_points=True, only_kills=True)
+    faults = plan(options, COUNTS | {AGENTS: 1})
+    assert {FaultKind.KILL} == {fault.kind for fault in faults}
+    assert COUNTS.keys() | {AGENTS} == {fault.role for fault in faults}
+    assert {FaultKind.KILL} == {
+        fault.kind for fault in plan(ChaosOptions(num_faults=40), {AGENTS: 1})
+    }
 
 
 def test_every_kind_of_fault_comes_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -194,8 +195,11 @@ def test_what_control_says_counts_by_its_place_in_the_log() -> None:
         assert "draining" == watcher.control
 
 
-def test_a_clock_that_is_off_is_said_once_and_makes_nobody_silent() -> None:
+def test_a_clock_that_is_off_is_said_once_and_makes_nobody_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a host that is an hour behind each report was hours old: its worker stood, for `up`."""
+    monkeypatch.setattr("rlstreams.up.supervisor.watcher.APART_S", 0.0)
     bus, said = make_bus(), list[str]()
     with watching(bus) as watcher:
         watcher.say = said.append  # type: ignore[method-assign]
@@ -248,3 +252,21 @@ def test_a_ledger_that_lost_its_tail_is_refused_before_a_role_starts(tmp_path: P
         watcher.catch_up()
         with pytest.raises(ConfigError, match=r"the end of steps is lost. Its newest step is 1"):
             _say_changes(bus, watcher, config, is_resumed=True)
+
+
+def test_a_report_that_waited_for_the_broker_says_nothing_of_a_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is as old as the broker was away; the next one is not. So again when it dies anew."""
+    bus, said, module = make_bus(), list[str](), "rlstreams.up.supervisor.watcher"
+    now_s = time.monotonic()
+    with watching(bus) as watcher:
+        watcher.say = said.append  # type: ignore[method-assign]
+        watcher.begin()
+        for late_ms, later_s in ((50_000, 0.0), (0, 5.0), (50_000, 60.0), (50_000, 79.0)):
+            monkeypatch.setattr(f"{module}.time.monotonic", lambda at_s=now_s + later_s: at_s)
+            report = worker_report(worker="rollout-0", host="here", at_ms=now_ms() - late_ms)
+            say(bus, WORKER_EVENTS, report)
+            watcher.poll()
+            monkeypatch.undo()
+    assert [] == [line for line in said if "clock" in line]
