@@ -35,9 +35,10 @@ from rlstreams.workers.engines.folder_channel import HeldWeights
 from rlstreams.workers.loop.log import get
 from rlstreams.workers.weights.layout import manifest_of, size_bytes
 from rlstreams.workers.weights.store.at_hand import AtHand
+from rlstreams.workers.weights.store.delta import pieces_of
 from rlstreams.workers.weights.store.history import HeldVersion, WeightHistory
 from rlstreams.workers.weights.store.place import place_of
-from rlstreams.workers.weights.store.version_file import Stamp, pieces_of
+from rlstreams.workers.weights.store.version_file import Stamp
 from rlstreams.workers.weights.store.writer import StoreWriter
 from tests.bench.hardware import hardware
 
@@ -123,9 +124,11 @@ def stored(
         }
         history = WeightHistory(place, "bench")
         last, before = manifests[-1], manifests[-2]
-        held = HeldVersion(Stamp.of(before.policy_version, before.weight_hash), versions[-2])
+        stamp = Stamp.of(before.policy_version, before.weight_hash)
+        follower = history.weights_at(before.policy_version, before.weight_hash, 600)
         reads = {
-            "read_one_behind_s": (last, held),
+            "read_one_behind_s": (last, follower),
+            "read_one_behind_all_hashed_s": (last, HeldVersion(stamp, versions[-2])),
             "read_anchor_s": (manifests[0], None),
             "read_anchor_and_all_deltas_s": (last, None),
         }

@@ -23,7 +23,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from rlstreams.streams.kafka.appender import KafkaAppender
-from rlstreams.streams.kafka.consumer import KafkaGroupConsumer, committed_at, stable
+from rlstreams.streams.kafka.consumer import KafkaGroupConsumer
 from rlstreams.streams.kafka.errors import (
     NO_TOPIC,
     Login,
@@ -35,6 +35,7 @@ from rlstreams.streams.kafka.errors import (
     until,
 )
 from rlstreams.streams.kafka.feed import ASK_S, KafkaFeed
+from rlstreams.streams.kafka.positions import committed_at, stable
 from rlstreams.streams.kafka.producer import KafkaProducer
 from rlstreams.streams.kafka.reachable import NOT_KAFKA, refuse_silence
 from rlstreams.streams.kafka.reader import KafkaReader

@@ -8,21 +8,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
-from rlstreams.streams.kafka.errors import NOISE, NOT_YET_KNOWN, broker_error, error_of, until
-from rlstreams.streams.kafka.feed import ASK_S, KafkaFeed
+from rlstreams.streams.kafka.errors import NOT_YET_KNOWN, broker_error, error_of, until
+from rlstreams.streams.kafka.feed import KafkaFeed
+from rlstreams.streams.kafka.positions import PositionsAsked, committed_at
 from rlstreams.streams.log.bus import Closing, Polled
-from rlstreams.streams.log.done_set import UNREADABLE
-from rlstreams.streams.log.errors import AbortedError, BrokerError, StreamsError
+from rlstreams.streams.log.errors import AbortedError, BrokerError
 from rlstreams.streams.log.parts import Message
 from rlstreams.streams.log.record import Committed, Partition, RawRecord
 
 _HELD_MESSAGES = 16  # fetched by polls for no records, before the partitions are paused
-# The group expelled us between its assignment and our request; `lost` follows.
-_EXPELLED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH})
-# A heartbeat raised our epoch, and its answer is on its way; the client repeats the request too.
-_NOT_YET = NOISE | {KafkaError.STALE_MEMBER_EPOCH}
 UNSERVED_S = 30.0  # longest wait for `lost` to follow: several heartbeats at any interval
 
 
@@ -51,6 +47,7 @@ class KafkaGroupConsumer(Closing):
         self._max_poll_s = max_poll_s
         self._polled_at_s = time.monotonic()
         self._starts: dict[Partition, int] = {}  # of the partitions that are ours
+        self._asked: list[PositionsAsked] = []  # of partitions that are not fetched yet
         self._unserved: dict[Partition, float] = {}  # given without a position: monotonic time
         self._paused: frozenset[Partition] = frozenset()  # no records of these are delivered
         self._stopped: set[Partition] = set()  # paused in the client, after a message of theirs
@@ -95,6 +92,7 @@ class KafkaGroupConsumer(Closing):
         self._begin_poll()
         if not self._has_joined:
             self._join()
+        self._start()
         if max_records > 0:
             self._take(max_records, deadline, max_bytes or sys.maxsize)
         else:
@@ -194,9 +192,11 @@ class KafkaGroupConsumer(Closing):
         gone = frozenset(self._starts)
         self._begin_poll()
         self._announce(gone)
-        self._forget(gone)
+        self._revoked |= gone  # and are announced no second time while the client closes
         self._client.close()
-        self._hushed, self._has_joined = False, False
+        self._forget(gone)
+        self._asked, self._unserved, self._stopped = [], {}, set()
+        self._hushed, self._has_joined, self._error = False, False, None
         self._feed = self._make_feed()
         return gone
 
@@ -238,38 +238,36 @@ class KafkaGroupConsumer(Closing):
         if self._closed:
             return  # the broker would not answer a request any more
         try:
-            self._start(tps)
+            self._take_over(tps)
         except Exception as err:  # noqa: BLE001  (raised after the poll)
             self._error = self._error or err
 
-    def _start(self, tps: list[Any]) -> None:
-        if not tps:
-            self._client.incremental_assign([])
-            return
-        committed = self._committed(tps)
-        now_s = time.monotonic()
-        self._unserved |= {p: now_s for p in map(self._feed.ours, tps) if p not in committed}
-        self._client.incremental_assign(
-            [self._feed.theirs(partition, at.offset) for partition, at in committed.items()]
-        )
-        self._assigned |= committed
-        self._starts |= {partition: at.offset for partition, at in committed.items()}
+    def _take_over(self, tps: list[Any]) -> None:
+        """Take partitions; each is fetched once its position is known.
 
-    def _committed(self, tps: list[Any]) -> dict[Partition, Committed]:
-        """Return stable positions; wait for a predecessor's open transaction."""
-        deadline = time.monotonic() + self._stable_s
-        doing = (
-            f"asking for the committed offsets of {', '.join(str(self._feed.ours(t)) for t in tps)}"
-        )
-        try:
-            ask = lambda: stable(self._client, tps)  # noqa: E731
-            found = until(deadline, ask, doing, self._feed.bootstrap, _NOT_YET)
-        except StreamsError as err:
-            cause = err.__cause__
-            if isinstance(cause, KafkaException) and error_of(cause).code() in _EXPELLED:
-                return {}
-            raise
-        return {self._feed.ours(tp): self._start_of(tp) for tp in found}
+        To the group they are ours from here on, so `_on_lost` gives back those alone that the
+        client fetches: it refuses the others, and would wait for a right answer for ever.
+        """
+        self._client.incremental_assign([])
+        if tps:
+            self._asked.append(PositionsAsked(self._feed, tps, self._stable_s))
+            self._start()
+
+    def _start(self) -> None:
+        """Start the partitions whose positions are known by now."""
+        for asked in tuple(self._asked):
+            answer = asked.answer()
+            if answer is None:
+                continue
+            self._asked.remove(asked)
+            found = {self._feed.ours(tp): self._start_of(tp) for tp in answer}
+            now_s = time.monotonic()
+            self._unserved |= {p: now_s for p in asked.wanted if p not in found}
+            self._client.incremental_assign(
+                [self._feed.theirs(partition, at.offset) for partition, at in found.items()]
+            )
+            self._assigned |= found
+            self._starts |= {partition: at.offset for partition, at in found.items()}
 
     def _start_of(self, tp: Any) -> Committed:  # noqa: ANN401
         """Return the start: the group's position; by the log, if it is none or past the end."""
@@ -310,10 +308,16 @@ class KafkaGroupConsumer(Closing):
     def _on_lost(self, _client: object, tps: list[Any]) -> None:
         gone = {self._feed.ours(tp) for tp in tps}
         self._resume(self._stopped & gone)  # the client would keep them paused if they come back
+        fetched = [self._feed.theirs(partition) for partition in gone & self._starts.keys()]
+        for asked in self._asked:
+            asked.wanted -= gone
         self._forget(gone)
+        try:
+            self._client.incremental_unassign(fetched)
+        except KafkaException as err:
+            self._error = self._error or err
 
     def _forget(self, gone: Set[Partition]) -> None:
-        self._stopped -= gone
         for partition in gone:
             self._starts.pop(partition, None)
             self._unserved.pop(partition, None)
@@ -356,29 +360,3 @@ class KafkaGroupConsumer(Closing):
         if not self._closed:
             self._closed = True
             self._client.close()
-
-
-def stable(client: Any, tps: Sequence[Any]) -> Sequence[Any]:  # noqa: ANN401
-    """Return the group's offsets; wait for pending ones, for the client reads read_committed.
-
-    Raises:
-        KafkaException: also for an error in a single partition's answer.
-    """
-    found: Sequence[Any] = client.committed(list(tps), timeout=ASK_S)
-    for tp in found:
-        if tp.error is not None:
-            raise KafkaException(tp.error)
-    return found
-
-
-def committed_at(tp: Any) -> Committed | None:  # noqa: ANN401
-    """Return the client's answer as `Committed`; None without a commit."""
-    if tp.offset < 0:
-        return None
-    # confluent-kafka writes a NUL after its metadata, which other clients see; after theirs, it
-    # reads on to the next NUL, whatever lies there.
-    try:
-        metadata = (tp.metadata or "").rstrip("\0")
-    except UnicodeDecodeError:
-        metadata = UNREADABLE
-    return Committed(offset=tp.offset, metadata=metadata)

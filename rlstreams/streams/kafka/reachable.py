@@ -13,6 +13,17 @@ NOT_KAFKA = (
 )
 
 
+class NobodyThereError(BrokerError):
+    """No address of a broker takes a connection; `problems` names each."""
+
+    def __init__(self, problems: str) -> None:
+        super().__init__(
+            f"no broker answers at {problems}; start it, or correct broker.bootstrap "
+            "(empty: an embedded one)"
+        )
+        self.problems = problems
+
+
 def refuse_silence(bootstrap: str) -> None:
     """Check that one of the addresses takes a connection.
 
@@ -20,7 +31,7 @@ def refuse_silence(bootstrap: str) -> None:
     socket open.
 
     Raises:
-        BrokerError: no address takes one.
+        NobodyThereError: no address takes one.
     """
     problems = []
     for address in map(str.strip, bootstrap.split(",")):
@@ -31,7 +42,4 @@ def refuse_silence(bootstrap: str) -> None:
             problems.append(f"{address}: {error}")
         else:
             return
-    raise BrokerError(
-        f"no broker answers at {'; '.join(problems)}; start it, or correct broker.bootstrap "
-        "(empty: an embedded one)"
-    )
+    raise NobodyThereError("; ".join(problems))

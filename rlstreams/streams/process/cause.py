@@ -13,8 +13,16 @@ LONGEST = 300  # characters of a cause
 FULL_BYTES = 1 << 20  # free bytes below which a disk counts as full
 _KERNEL = Path("/proc/vmstat")
 _READ_BYTES = 1 << 16
-# `module.NameError: text`, as Python prints it and as `runtime.explain` does; or the interpreter.
-_ERROR = re.compile(r"^(Fatal Python error\b|[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b).*")
+# `module.NameError: text`, as Python prints it and as `runtime.explain` does; or the interpreter;
+# or `program: error: text`, of arguments that argparse refuses.
+_ERROR = re.compile(
+    r"^(Fatal Python error\b|[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b"
+    r"|[\w./-]+( \w+)?: error: ).*"
+)
+# What vLLM writes before each line of its processes' output, and of their logs.
+_PROCESS = re.compile(r"^\(\w+ pid=\d+\) ?(ERROR [-\d]+ [:.\d]+ \[[^]]*\] ?)?")
+_ELSEWHERE = "See root cause above"  # vLLM's last error: that of another of its processes is meant
+_NEXT_LINES = {": ": 1, "validation error": 2, "validation errors": 2}  # where the text goes on
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
@@ -51,13 +59,24 @@ def last_error(log: Path, start: int = 0) -> str:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    found = behind = ""
-    for line in reversed(lines):
-        if _ERROR.match(line):  # the text of some errors begins on the next line
-            found = line + behind if line.endswith(": ") else line
-            break
-        behind = line.strip() or behind
+    found = ""
+    behind: list[str] = []  # the lines behind, the next one first
+    for line in (_PROCESS.sub("", line) for line in reversed(lines)):
+        if _ERROR.match(line):
+            more = next((n for words, n in _NEXT_LINES.items() if _goes_on(line, words)), 0)
+            found = (
+                line + ("" if line.endswith(" ") else " ") * bool(more) + " ".join(behind[:more])
+            )
+            if _ELSEWHERE not in line:
+                break
+        if line.strip():
+            behind.insert(0, line.strip())
     return found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
+
+
+def _goes_on(line: str, words: str) -> bool:
+    """Whether the text of an error begins, or goes on, on the next line."""
+    return line.endswith(words) or f" {words} for " in line
 
 
 def is_about_room(text: str) -> bool:

@@ -42,7 +42,9 @@ class FleetPlace:
         self.ordinal = ordinal
         self.name = f"{role}-{ordinal}"
         self.log = log
-        self.policy = RestartPolicy(self.name, f"{role}.{ordinal}", room_s)
+        self.policy = RestartPolicy(
+            self.name, f"{role}.{ordinal}", room_s, starts_slowly=role == "server"
+        )
         self.child: WorkerChild | None = None
         self.restart_at_s: float | None = None
         self.is_awaited = False  # its restart was announced, its new process does not work yet

@@ -18,6 +18,7 @@ from rlstreams.workers.loop.runtime import Exit
 FENCED_PAUSE_S = 3.0
 FENCED_WINDOW_S = 600.0
 QUICK_LIMIT = 3
+SAME_LIMIT = 2  # starts that take minutes and fail with the same words: a third would too
 OWNER_S = 60.0  # for a trainer of an `up` that was killed to drain
 # Signals that the kernel sends a process for its own mistake; all others come from outside.
 _OWN_MISTAKES = {
@@ -68,13 +69,24 @@ class RestartPolicy:
 
     Args:
         room_s: how long room on a full disk is waited for; 0: for ever.
+        starts_slowly: whether a start takes minutes, as a model server's: it is given up at the
+            second one that fails with the same words.
     """
 
-    def __init__(self, worker: str, transactional_id: str, room_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        worker: str,
+        transactional_id: str,
+        room_s: float = 0.0,
+        *,
+        starts_slowly: bool = False,
+    ) -> None:
         self._worker = worker
         self._transactional_id = transactional_id
         self._room_s = room_s
         self._keeper = Keeper(Limits(failures=QUICK_LIMIT, first_s=FIRST_S, room_s=room_s))
+        self._starts_slowly = starts_slowly
+        self._same: tuple[str, int] = ("", 0)  # words of the last failed start; how often in a row
         self._fenced_at_s: float | None = None
         self._owned_since_s: float | None = None
 
@@ -90,6 +102,7 @@ class RestartPolicy:
         status, how = end.status, f"{self._worker} {described(end.status)}"
         # The keeper counts every end, whatever is decided: committed work ends a row of failures.
         verdict = self._keeper.ended(_ended(end), end.seen_s, has_headway=end.committed)
+        self._count_same(end)
         if (status == Exit.DONE and not may_leave) or (
             status == Exit.OWNER_ALIVE and is_owner_gone
         ):
@@ -104,7 +117,20 @@ class RestartPolicy:
         if status in (Exit.FENCED, Exit.OWNER_ALIVE):
             return (self._fenced if status == Exit.FENCED else self._owned)(how, end.seen_s)
         self._owned_since_s = None
+        if self._starts_slowly and self._same[1] >= SAME_LIMIT:
+            return Decision(Action.STOP, f"{how}, {SAME_LIMIT} starts in a row, none was ready")
         return self._followed(how, verdict, is_disk_full=end.is_disk_full)
+
+    def _count_same(self, end: Exited) -> None:
+        """Count starts that fail with the same words of the server itself, not of a signal or the
+        broker; an end that was meant counts as nothing."""
+        kind = _ended(end)
+        if end.committed or kind is Ended.NO_ROOM:
+            self._same = ("", 0)
+        elif kind is Ended.FAILED:
+            before, times = self._same
+            is_server_s = end.cause.startswith("ServerEndedError") and "ended by" not in end.cause
+            self._same = (end.cause, times + 1 if is_server_s and end.cause == before else 1)
 
     def _followed(self, how: str, verdict: RestartVerdict, *, is_disk_full: bool) -> Decision:
         if not verdict.is_over:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rlstreams.schemas.events import PolicyPublished, TrainerStarted
 from rlstreams.streams.broker.password import login
+from rlstreams.streams.kafka.reachable import NobodyThereError
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
 from rlstreams.streams.log.record import Partition
@@ -72,9 +73,18 @@ def join(
         BrokerError: the broker cannot be reached, or refuses the password.
     """
     own = [*_reached(bootstrap, password_file), *overrides]
-    place = place_of(over(RunConfig(), [f"run.id={run}", *own], "no configuration"))
+    try:
+        place = place_of(over(RunConfig(), [f"run.id={run}", *own], "no configuration"))
+    except ConfigError as err:
+        raise ConfigError(f"--join {bootstrap} --run {run}: {err}") from err
     try:
         log = _opened(place, BEGIN_S)
+    except NobodyThereError as err:
+        raise BrokerError(
+            f"--join: no broker answers at {err.problems}; give the address that the run's other "
+            "hosts use. An embedded broker lives as long as its `up`, and is reached from other "
+            "hosts where its broker.host is an address of its host"
+        ) from err
     except BrokerError as err:
         if not any(name.startswith("sasl.") for name in place.options):
             raise BrokerError(f"{err}; {_LOGIN}") from err

@@ -19,6 +19,24 @@ from rlstreams.streams.process.child import Child, Orphaned
         ("RuntimeError: \n\n   Some tensors share memory\n  more\n", "RuntimeError: Some tensors"),
         ("RuntimeError: \n", "RuntimeError: "),
         ("nothing of it\n", ""),
+        (
+            "usage: vllm serve\nvllm serve: error: unrecognized arguments: --no\n",
+            "vllm serve: error: u",
+        ),
+        (
+            "(EngineCore_DP0 pid=7) ERROR 11-27 18:00:01 [core.py:772] ValueError: No memory\n"
+            "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause "
+            "above. Failed core proc(s): {}\n",
+            "ValueError: No memory",
+        ),
+        ("RuntimeError: failed. See root cause above.\n", "RuntimeError: failed."),
+        (
+            "(APIServer pid=5) pydantic_core.ValidationError: 1 validation error for CacheConfig\n"
+            "(APIServer pid=5) gpu_memory_utilization\n"
+            "(APIServer pid=5)   Input should be less than or equal to 1 [type=less_than_equal]\n",
+            "pydantic_core.ValidationError: 1 validation error for CacheConfig "
+            "gpu_memory_utilization Input should be less than or equal to 1",
+        ),
     ],
 )
 def test_the_last_error_is_found_with_its_text(tmp_path: Path, log: str, cause: str) -> None:

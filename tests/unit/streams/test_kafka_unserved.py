@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -23,6 +24,7 @@ class ForgetfulGroup:
 
     def __init__(self) -> None:
         self.assigned: list[Sequence[TopicPartition]] = []
+        self.unassigned: list[Sequence[TopicPartition]] = []
         self.events: list[str] = []  # what the next polls bring
 
     def subscribe(
@@ -43,6 +45,9 @@ class ForgetfulGroup:
     def incremental_assign(self, tps: Sequence[TopicPartition]) -> None:
         self.assigned.append(tps)
 
+    def incremental_unassign(self, tps: Sequence[TopicPartition]) -> None:
+        self.unassigned.append(tps)
+
 
 def member() -> tuple[ForgetfulGroup, KafkaGroupConsumer]:
     client = ForgetfulGroup()
@@ -61,7 +66,8 @@ def test_a_loss_that_follows_is_all_there_is_to_it(monkeypatch: pytest.MonkeyPat
     consumer.poll(1, 0.0)
     monkeypatch.setattr(module, "UNSERVED_S", 0.0)
     consumer.poll(1, 0.0)
-    assert [[]] == client.assigned
+    assert [] == [tp for tps in client.assigned for tp in tps]
+    assert [[]] == client.unassigned  # the client would refuse one that it was never given
 
 
 def test_an_epoch_that_is_about_to_arrive_is_asked_with_again(
@@ -78,7 +84,9 @@ def test_an_epoch_that_is_about_to_arrive_is_asked_with_again(
 
     monkeypatch.setattr(client, "committed", committed)
     client.events = ["assign"]
-    assert {Partition("prompts", 3): Committed(offset=17)} == consumer.poll(1, 0.0).assigned
+    polled = [consumer.poll(1, 0.0).assigned for _ in range(3) if not time.sleep(0.1)]
+    assert {Partition("prompts", 3): Committed(offset=17)} == polled[-1]
+    assert [{}, {}] == polled[:-1]
 
 
 def test_partitions_that_stay_ours_without_a_position_end_the_member(

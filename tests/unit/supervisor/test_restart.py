@@ -112,6 +112,31 @@ def test_three_quick_failures_in_a_row_stop_the_run() -> None:
     assert 0 < decisions[0].delay_s < decisions[1].delay_s
 
 
+NO_SUCH = "ServerEndedError: server http://a:1 failed (exit 2): vllm: error: no argument --x"
+KILLED = "ServerEndedError: server http://a:1 was ended by SIGKILL"
+NO_BROKER = "BrokerError: Kafka at b:9092: looking up t: _TRANSPORT"
+
+
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        ([NO_SUCH, NO_SUCH], "later stop"),
+        ([NO_SUCH, KILLED, NO_SUCH], "later later stop"),  # three failures, of two kinds
+        ([NO_SUCH, "", NO_SUCH, NO_SUCH], "later restart later stop"),  # ready in between
+        ([KILLED, KILLED, KILLED], "later later stop"),
+        ([NO_BROKER, NO_BROKER, NO_BROKER], "later later stop"),
+    ],
+)
+def test_a_server_that_cannot_start_is_given_up_at_the_second_start(
+    causes: list[str], expected: str
+) -> None:
+    """A start takes minutes, and its own words say that a third would fail; "": it was ready."""
+    one = RestartPolicy("server-0", "server.0", starts_slowly=True)
+    found = [ended(one, 1, committed=not cause, cause=cause) for cause in causes]
+    assert expected.split() == [done_about(decision) for decision in found]
+    assert all(cause in decision.reason for cause, decision in zip(causes, found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("statuses", "has_started", "action"),
     [

@@ -11,85 +11,26 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-import torch
 
-from rlstreams.workers.loop.log import get
 from rlstreams.workers.weights.channel import VersionGoneError, WeightError
-from rlstreams.workers.weights.layout import manifest_of, weight_hash
+from rlstreams.workers.weights.layout import manifest_of
 from rlstreams.workers.weights.store import writer as module
+from rlstreams.workers.weights.store.delta import pieces_of
 from rlstreams.workers.weights.store.history import Chains, HeldVersion, WeightHistory
-from rlstreams.workers.weights.store.place import Place, place_of
-from rlstreams.workers.weights.store.version_file import Stamp, pieces_of
-from rlstreams.workers.weights.store.writer import Stored, StoreWriter
+from rlstreams.workers.weights.store.place import place_of
+from rlstreams.workers.weights.store.version_file import Stamp
+from rlstreams.workers.weights.store.writer import Stored
 from tests.readme_blocks import schemas_page
-
-Tensors = dict[str, torch.Tensor]
-DEADLINE_S = 60.0
-
-
-def weights(version: int) -> Tensors:
-    """Several dtypes and shapes; some of it moves from version to version."""
-    some = torch.Generator().manual_seed(1)
-    big = torch.randn(64, 33, generator=some).bfloat16()
-    big.view(torch.int16)[:: 7 + version % 3] += version
-    return {
-        "z": torch.arange(6.0).reshape(2, 3) * 1.01**version,
-        "big": big,
-        "scale": torch.tensor(float(version)),
-        "buffer": torch.arange(5, dtype=torch.int64)[::2] - version,
-        "mask": torch.arange(9) % 2 == version % 2,
-        "nothing": torch.empty(0, 3),
-    }
-
-
-def hash_at(version: int) -> str:
-    return weight_hash(weights(version))
-
-
-@contextmanager
-def storing(
-    place: Place | Path, *, epoch: int = 1, run: str = "demo", **options: Any
-) -> Iterator[StoreWriter]:
-    """A trainer's store; what it took is written when the block ends."""
-    place = place_of(str(place)) if isinstance(place, Path) else place
-    options = {"anchor_every": 4, "keep": 0, "deadline_s": 60.0} | options
-    writer = StoreWriter(place, run, get("trainer", "trainer-0", "i"), **options)
-    writer.open(epoch)
-    yield writer
-    writer.finish(DEADLINE_S)
-    writer.close()
-
-
-def put(writer: StoreWriter, *versions: int, content: Callable[[int], Tensors] = weights) -> None:
-    """One after the other, each once the one before is stored."""
-    for version in versions:
-        tensors = content(version)
-        writer.take(manifest_of(version, tensors, None), tensors)
-        writer.finish(DEADLINE_S)
-
-
-def get_back(folder: Path, version: int, run: str = "demo", **options: Any) -> Tensors:
-    history = WeightHistory(place_of(str(folder)), run)
-    return history.weights_at(version, hash_at(version), **{"deadline_s": DEADLINE_S} | options)
-
-
-def same(one: Tensors, other: Tensors) -> bool:
-    assert list(one) == sorted(other)
-    return all(
-        torch.equal(one[n], other[n]) and one[n].dtype == other[n].dtype for n in one
-    )  # fmt: skip
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
-    """Versions 0 to 9, anchors at 0, 4 and 8."""
-    with storing(tmp_path / "store") as writer:
-        put(writer, *range(10))
-    return tmp_path / "store"
+from tests.unit.weights.stores import (
+    DEADLINE_S,
+    get_back,
+    hash_at,
+    names,
+    put,
+    same,
+    storing,
+    weights,
+)
 
 
 def test_every_version_comes_back_bit_for_bit(filled: Path) -> None:
@@ -352,7 +293,7 @@ def test_a_url_is_a_store_as_a_folder_is(filled: Path) -> None:
     place = place_of(url)
     assert Chains(place.sizes()).reachable() == [4, 5]
     found = WeightHistory(place, "demo").weights_at(5, hash_at(5), DEADLINE_S)
-    assert same(found, weights(5))
+    assert same(dict(found.tensors), weights(5))
     assert not [name for name in place.sizes() if name.endswith(".tmp")]
     with pytest.raises(WeightError, match=r"store.url 'nosuch://x' cannot be opened"):
         place_of("nosuch://x")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import socket
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,18 @@ def test_a_broker_that_may_want_a_password_is_told_of_it(monkeypatch: pytest.Mon
         joining.join("rollout", "b:1", "demo", ["broker.options.sasl.username=me"])
     with pytest.raises(ConfigError, match=r"/none: cannot be read.*--password-file"):
         joining.join("rollout", "b:1", "demo", password_file="/none")
+
+
+def test_an_address_where_nobody_listens_wants_no_password() -> None:
+    """What was typed is named: a joiner has no file that names a broker."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(BrokerError, match=rf"^--join: no broker answers at {address}") as nobody:
+        joining.join("rollout", address, "demo")
+    assert "password" not in str(nobody.value)
+    assert "broker.bootstrap" not in str(nobody.value)
+    with pytest.raises(ConfigError, match=r"^--join nowhere --run demo: .*HOST:PORT.*'nowhere'"):
+        joining.join("rollout", "nowhere", "demo")
 
 
 def test_a_joined_worker_starts_anew_under_a_new_claim(theirs: RunConfig) -> None:

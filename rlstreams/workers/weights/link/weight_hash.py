@@ -78,6 +78,23 @@ def sums_of(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
     return sum(parts, torch.zeros(2, dtype=torch.int64, device=words.device))
 
 
+@torch.no_grad()
+def sums_at(elements: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """What single elements add to both sums of their tensor: int64 [2], on their device.
+
+    If other elements come to these places, the tensor's sums lose what the old ones add, and gain
+    what the new ones add.
+
+    Args:
+        elements: [N].
+        places: int64 [N], of each in the whole tensor, from 0.
+    """
+    words = elements.contiguous().view(_WORDS.get(elements.element_size(), torch.int32))
+    each = words.numel() // max(1, elements.numel())  # words of an element
+    places = (places[:, None] * each + torch.arange(1, each + 1, device=places.device)).view(-1)
+    return _summed(places.mul_(_spread(words.device)).add_(words))
+
+
 def on_host(sums: Sequence[torch.Tensor]) -> list[list[int]]:
     """Sums of several tensors as numbers, read together."""
     if not sums:
@@ -94,7 +111,11 @@ def _sums(words: torch.Tensor, place: int, spread: torch.Tensor) -> torch.Tensor
         spread: `SPREAD`; a constant would become part of an index, which has 32 bits (inductor).
     """
     x = torch.arange(place, place + words.numel(), device=words.device).view(words.shape)
-    x = x.mul_(spread).add_(words)
+    return _summed(x.mul_(spread).add_(words))
+
+
+def _summed(x: torch.Tensor) -> torch.Tensor:
+    """Both sums, of `w + (i + 1) * SPREAD`; overwrites it."""
     for _ in range(2):
         x ^= (x >> 32) & _LOW  # torch shifts the sign in
         x *= _signed(MULTIPLIER)

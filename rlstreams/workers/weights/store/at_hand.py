@@ -68,9 +68,8 @@ class AtHand:
                 raise WeightError(f"policy version {version}: {err}") from err
         if place := self._stores.get(version):
             history = WeightHistory(place, self._run)
-            tensors = history.weights_at(version, text, deadline_s, self._held)
-            self._held = HeldVersion(Stamp.of(version, text), tensors)
-            return {name: tensor.clone() for name, tensor in tensors.items()}
+            self._held = history.weights_at(version, text, deadline_s, self._held)
+            return {name: tensor.clone() for name, tensor in self._held.tensors.items()}
         raise WeightError(f"policy version {version} of run {self._run} is not at hand")
 
     def pull(

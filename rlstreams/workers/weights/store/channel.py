@@ -79,8 +79,7 @@ class StoreWeightChannel:
             if self._held is None or self._held.stamp != stamp:
                 history = WeightHistory(place_of(address), self._run)
                 version, text = published.policy_version, published.weight_hash
-                tensors = history.weights_at(version, text, deadline_s, self._held)
-                self._held = HeldVersion(stamp, tensors)
+                self._held = history.weights_at(version, text, deadline_s, self._held)
             return self._held.tensors
         finally:
             self._lock.release()

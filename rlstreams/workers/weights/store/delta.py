@@ -9,11 +9,14 @@ equal weight (planes), and compressed. Form and library were chosen by measureme
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Words: TypeAlias = NDArray[np.signedinteger]
 
@@ -26,6 +29,15 @@ _GAP = np.dtype("<u4")
 
 class DeltaError(ValueError):
     """Bytes that are no encoded piece of these words; names the defect."""
+
+
+def pieces_of(tensor: torch.Tensor) -> list[Words]:
+    """Views of a contiguous tensor's words."""
+    import torch
+
+    size = tensor.element_size()
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().view(f"<i{size}")
+    return [flat[at : at + PIECE_WORDS] for at in range(0, len(flat), PIECE_WORDS)]
 
 
 def encode(words: Words, base: Words | None) -> tuple[int, bytes]:
@@ -45,8 +57,15 @@ def encode(words: Words, base: Words | None) -> tuple[int, bytes]:
     return SPARSE, _compressed(_planes(gaps) + _planes(folded[places]))
 
 
-def apply(form: int, data: bytes, words: Words) -> None:
-    """Turn the base's words into the encoded ones, in place.
+class Changed(NamedTuple):
+    """The words of a piece that were changed: their places in it, and what was there."""
+
+    places: NDArray[np.int64]
+    old: Words
+
+
+def apply(form: int, data: bytes, words: Words) -> Changed | None:
+    """Turn the base's words into the encoded ones, in place; None: any may have changed.
 
     Raises:
         DeltaError: the bytes are damaged, or of other words.
@@ -65,9 +84,12 @@ def apply(form: int, data: bytes, words: Words) -> None:
         places = np.cumsum(_from_planes(content[:border], _GAP, num), dtype=np.int64) - 1
         if num and not 0 <= places[0] <= places[-1] < len(words):
             raise DeltaError(f"it changes word {places[-1]:,} of {len(words):,}")
+        changed = Changed(places, words[places])
         words[places] += _unfolded(_from_planes(content[border:], _unsigned(words), num))
+        return changed
     else:
         raise DeltaError(f"form {form} is of a newer release")
+    return None
 
 
 def _folded(difference: Words) -> NDArray[np.unsignedinteger]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from rlstreams.workers.weights.channel import VersionGoneError, WeightError
-from rlstreams.workers.weights.layout import weight_hash as hash_of
 from rlstreams.workers.weights.store.place import Place
+from rlstreams.workers.weights.store.sums import OverwrittenError, Sums, complete
 from rlstreams.workers.weights.store.version_file import FileName, Header, Stamp, VersionFile
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class HeldVersion:
     """A version in memory, to start from."""
 
     stamp: Stamp
-    tensors: Mapping[str, torch.Tensor]  # on the CPU; never written to
+    tensors: Mapping[str, torch.Tensor]  # on the CPU, in name order; never written to
+    sums: Sums = field(default_factory=dict)  # as they were when its hash was checked
 
 
 class Chains:
@@ -112,8 +113,8 @@ class WeightHistory:
         weight_hash: str,
         deadline_s: float,
         held: HeldVersion | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """A version's tensors, in name order, checked against `weight_hash`.
+    ) -> HeldVersion:
+        """A version, checked against `weight_hash`.
 
         Args:
             weight_hash: as the log has it.
@@ -136,7 +137,7 @@ class WeightHistory:
 
     def _load(
         self, stamp: Stamp, weight_hash: str, held: HeldVersion | None, check: Callable[[], None]
-    ) -> dict[str, torch.Tensor]:
+    ) -> HeldVersion:
         chains = self._chains()
         way = chains.way(stamp, held.stamp if held else None)
         if isinstance(way, str):
@@ -145,20 +146,32 @@ class WeightHistory:
                 f"{self._place.address} {way}; versions that it has: {some(chains.reachable())}"
             )
         tensors: dict[str, torch.Tensor] = {}
+        sums: Sums = {}
         if held is not None and (not way or way[0].base is not None):
             tensors = {name: tensor.clone() for name, tensor in held.tensors.items()}
+            sums = {name: list(known) for name, known in held.sums.items()}
         for name in way:
             check()
-            self._apply(name, tensors, check)
-        if (found := hash_of(tensors)) != weight_hash:
+            self._apply(name, tensors, sums, check)
+        what = f"{self._place.address}/{way[-1] if way else stamp}"
+        what += f" (policy version {stamp.policy_version})"
+        try:
+            found = complete(tensors, sums)
+        except OverwrittenError as err:
             raise WeightError(
-                f"{self._place.address}/{way[-1] if way else stamp} (policy version "
-                f"{stamp.policy_version}): it makes weights {found}, the log says {weight_hash}"
-            )
-        return dict(sorted(tensors.items()))
+                f"{what}: it was applied to the version in memory, {held and held.stamp}, whose "
+                f"{err} was overwritten since it was checked"
+            ) from err
+        if found != weight_hash:
+            raise WeightError(f"{what}: it makes weights {found}, the log says {weight_hash}")
+        return HeldVersion(stamp, dict(sorted(tensors.items())), sums)
 
     def _apply(
-        self, name: FileName, tensors: dict[str, torch.Tensor], check: Callable[[], None]
+        self,
+        name: FileName,
+        tensors: dict[str, torch.Tensor],
+        sums: Sums,
+        check: Callable[[], None],
     ) -> None:
         address = self._place.address
         try:
@@ -169,7 +182,7 @@ class WeightHistory:
                         f"{address}/{name} (policy version {name.stamp.policy_version}): it is of "
                         f"run {version.header.run!r}, this is {self._run!r}"
                     )
-                version.load_into(tensors, check)
+                version.load_into(tensors, sums, check)
         except FileNotFoundError as err:
             raise VersionGoneError(
                 f"policy version {name.stamp.policy_version} is no longer served: {address}/{name} "

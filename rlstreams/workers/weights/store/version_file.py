@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.layout import parse_layout
-from rlstreams.workers.weights.store.delta import PIECE_WORDS, DeltaError, Words, apply, encode
+from rlstreams.workers.weights.store.delta import DeltaError, Words, apply, encode, pieces_of
+from rlstreams.workers.weights.store.sums import Sums, after
 
 if TYPE_CHECKING:
     import torch
@@ -158,29 +159,43 @@ class VersionFile:
         if self.header.name != name:
             raise self._error(f"its header is that of {self.header.name}")
 
-    def load_into(self, tensors: dict[str, torch.Tensor], check: Callable[[], None]) -> None:
+    def load_into(
+        self, tensors: dict[str, torch.Tensor], sums: Sums, check: Callable[[], None]
+    ) -> None:
         """Turn the base's tensors into this version's, in place; an anchor adds them.
 
         After an error they are of no version.
 
         Args:
+            sums: of the base's pieces, as far as they are known; then of this version's.
             check: called between pieces; raises if time is up.
         """
         layout = parse_layout(self.header.layout)
         if self.header.name.base is None:
             tensors.clear()
             tensors.update(empty(layout))
+            sums.clear()
         self._check_layout(layout, tensors)
 
-        def pairs() -> Iterator[tuple[int, bytes, Words]]:
+        def pieces() -> Iterator[tuple[int, bytes, Words, str, int]]:
             for name, _, _ in layout:
-                for words in pieces_of(tensors[name]):
+                split = pieces_of(tensors[name])
+                sums.setdefault(name, [None] * len(split))
+                for number, words in enumerate(split):
                     form, length = _PIECE.unpack(self._take(_PIECE.size))
                     check()
-                    yield form, self._take(length), words
+                    yield form, self._take(length), words, name, number
+
+        def work(piece: tuple[int, bytes, Words, str, int]) -> None:
+            form, data, words, name, number = piece
+            changed, known = apply(form, data, words), sums[name][number]
+            if changed is not None and known is not None:
+                sums[name][number] = after(known, changed, words, number)
+            else:
+                sums[name][number] = None
 
         try:
-            for _ in _in_order(pairs(), lambda piece: apply(*piece)):
+            for _ in _in_order(pieces(), work):
                 pass
         except DeltaError as err:
             raise self._error(f"damaged before byte {self._read_bytes:,}: {err}") from err
@@ -206,15 +221,6 @@ class VersionFile:
 
     def _error(self, text: str) -> WeightError:
         return WeightError(f"{self._what}: {text}")
-
-
-def pieces_of(tensor: torch.Tensor) -> list[Words]:
-    """Views of a contiguous tensor's words."""
-    import torch
-
-    size = tensor.element_size()
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().view(f"<i{size}")
-    return [flat[at : at + PIECE_WORDS] for at in range(0, len(flat), PIECE_WORDS)]
 
 
 def empty(layout: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
