@@ -36,7 +36,7 @@ from rlstreams.streams.audit.samples import (
 )
 from rlstreams.streams.audit.sessions import SessionsAudit
 from rlstreams.streams.audit.staleness import Staleness
-from rlstreams.streams.audit.versions import Versions
+from rlstreams.streams.audit.versions import ANY_WORKER, Versions
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.group_ids import MAX_DIGITS
 from rlstreams.streams.log.record import (
@@ -237,9 +237,11 @@ class AuditFold:
             whole = decoded(raw, self._schemas).event
             assert isinstance(whole, Trajectory), "its projection was read"
             self.sessions.trajectory(sample.name, whole, raw.position)
+        # An agent's calls may be of several workers, of which the last one writes its sample.
+        whose = ANY_WORKER if sample.name in self.sessions.heard else worker
         for author, version, text, load_id in zip(authors, versions, hashes, loads, strict=True):
             if author == POLICY:
-                self.versions.used((worker, load_id), (version, text), sample, finished_ms)
+                self.versions.used((whose, load_id), (version, text), sample, finished_ms)
 
     def _scored(self, raw: RawRecord, place: int) -> None:
         values = _SCORED.read(raw.value, self._schemas)

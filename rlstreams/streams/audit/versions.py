@@ -26,7 +26,8 @@ from rlstreams.streams.log.record import Position
 CLOCK_S = 5.0  # a worker's wall clock may be set back while it runs
 
 Weights = tuple[int, str]  # version and hash
-Load = tuple[str, str]  # worker and load id
+Load = tuple[str, str]  # worker, or ANY_WORKER, and load id
+ANY_WORKER = "a worker of its session"
 
 
 class _Publication(NamedTuple):
@@ -76,7 +77,8 @@ class Versions:
     def loaded(self, event: PolicyLoaded) -> None:
         """Take a worker's word that it holds a version."""
         weights = event.policy_version, event.weight_hash
-        self._loads.setdefault((event.worker, event.load_id), (weights, event.loaded_at_ms))
+        for worker in (event.worker, ANY_WORKER):
+            self._loads.setdefault((worker, event.load_id), (weights, event.loaded_at_ms))
 
     def used(self, load: Load, weights: Weights, sample: AuditSample, finished_at_ms: int) -> None:
         """Take the weights that a trajectory names."""

@@ -25,7 +25,7 @@ from tests.call_events import (
     session_closed,
     session_opened,
 )
-from tests.factories import dead_letter, trajectory
+from tests.factories import dead_letter, policy_loaded, trajectory
 from tests.random_sessions import ids, played
 from tests.unit.sessions.test_fold import folded
 from tests.unit.streams.audit_log import Log, healthy, kinds
@@ -89,6 +89,19 @@ def test_a_session_is_accounted_for(terminal: str | None) -> None:
     assert "sessions                   1  ended 1" in report.text()
     assert "calls                    2  and 1 answered from the log" in report.text()
     assert json.loads(report.to_json())["sessions"] == {"ended": 1}
+
+
+def test_a_session_that_went_to_another_worker_names_loads_of_both() -> None:
+    """Its sample is written by the last of them; a load that nobody had is a breach all the same."""
+    log = healthy()
+    events = opened(log)
+    moved = sample_of(events)
+    given, said, *rest = moved.segments
+    said = replace(said, load_id="rollout-1/x/1")
+    log.add("trajectories", replace(moved, segments=(given, said, *rest)))
+    assert "unknown load" in kinds(log.report())
+    log.add("policy-pulls", replace(policy_loaded(0), worker="rollout-1", load_id="rollout-1/x/1"))
+    assert "unknown load" not in kinds(log.report())
 
 
 @settings(max_examples=100, deadline=None)
