@@ -92,7 +92,7 @@ def test_a_session_is_accounted_for(terminal: str | None) -> None:
 
 
 def test_a_session_that_went_to_another_worker_names_loads_of_both() -> None:
-    """Its sample is written by the last of them; a load that nobody had is a breach all the same."""
+    """Its sample is written by the last of them; a load of nobody is a breach."""
     log = healthy()
     events = opened(log)
     moved = sample_of(events)
