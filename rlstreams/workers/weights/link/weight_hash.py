@@ -80,7 +80,7 @@ def sums_of(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def sums_at(elements: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """What single elements add to both sums of their tensor: int64 [2], on their device.
+    """Addends of single elements to both sums of their tensor: int64 [2], on their device.
 
     If other elements come to these places, the tensor's sums lose what the old ones add, and gain
     what the new ones add.
