@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import tracemalloc
 from contextlib import asynccontextmanager
 from typing import Any
@@ -111,6 +112,7 @@ async def test_a_server_that_answers_health_and_nothing_else_is_given_up(
     server = world.serve(flavour)
     async with world.engine(inside_s=0.05, silent_s=0.3, look_s=1.0) as engine:
         await engine.pull(world.publish(0), world.channel)
+        assert await collect(engine, request())
         running = asyncio.create_task(collect(engine, request()))
         server.is_stuck = True
         await until(lambda: engine.servers[server.url] == State.HUNG, "still in service")
@@ -126,3 +128,26 @@ async def test_a_server_that_answers_health_and_nothing_else_is_given_up(
         await until(lambda: engine.wants(published), "not met again")
         await engine.pull(published, world.channel)
         assert {1} == {s.policy_version for s in await collect(engine, request())}
+
+
+async def test_an_engine_may_compile_before_its_first_answer(world: World) -> None:
+    """For longer than it may be silent later, but not for ever; and again when it was restarted."""
+    server = world.serve(VERSIONS[0])
+    async with world.engine(inside_s=0.05, silent_s=0.3, look_s=1.0) as engine:
+        await engine.pull(world.publish(0), world.channel)
+        server.is_stuck = True
+        await asyncio.sleep(3 * 0.3)
+        assert engine.is_up
+        server.is_stuck = False
+        assert await collect(engine, request())
+        server.kill()
+        await until(lambda: engine.servers[server.url] == State.LOST, "its end is not seen")
+        server.restart()
+        published = world.publish(1)
+        await until(lambda: engine.wants(published), "not met again")
+        await engine.pull(published, world.channel)
+        server.is_stuck = True
+        began_s = time.monotonic()
+        await until(lambda: engine.servers[server.url] == State.HUNG, "still in service")
+        assert time.monotonic() - began_s > 3 * 0.3
+        assert "its engine did not answer for 1.8 s" in engine.trouble

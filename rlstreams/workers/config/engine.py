@@ -71,7 +71,7 @@ class EngineSection(Section, section="engine"):
     """Time limit for an answer of a control route."""
     silent_s: PositiveFloat = 20.0
     """A server, or its engine behind a front end that answers, that is silent for this long is
-    restarted."""
+    restarted; an engine that has answered no request yet, for six times as long."""
 
     @property
     def gpus_of_one(self) -> int:

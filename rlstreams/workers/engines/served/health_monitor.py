@@ -20,6 +20,7 @@ from rlstreams.workers.engines.served.settings import ServedSettings
 from rlstreams.workers.engines.served.states import Event, State
 
 _QUICK = 4  # looks per beat at a server that is not up
+_COMPILING = 6  # times `silent_s`, before its first answer: it may compile kernels for that
 
 
 class HealthMonitor:
@@ -44,6 +45,7 @@ class HealthMonitor:
         self._last_look: Liveness | None = None  # since `rest` was called
         self._silent_since_s: float | None = None
         self._inside_s = 0.0  # when its engine answered last
+        self._num_before = 0  # tokens that came before it was met
         self._gauges_s = 0.0  # when its gauges were read last; infinite: it has none
 
     def look(self) -> None:
@@ -109,6 +111,7 @@ class HealthMonitor:
                 server.lose(f"it listens and does not answer: {err}", hangs=True)
             return  # else the server, or a proxy in front of it, is not ready yet
         self._silent_since_s, self._inside_s, self._gauges_s = None, time.monotonic(), 0.0
+        self._num_before = server.requests.num_sampled
         assert server.facts is not None
         way = f"weights reach it by {server.delivery_name}"
         why = untested(server.facts.kind, server.facts.version)
@@ -173,6 +176,8 @@ class HealthMonitor:
         ):
             return
         silent_s = self._settings.silent_s
+        if server.requests.num_sampled == self._num_before:
+            silent_s *= _COMPILING
         if not server.is_up or await server.look_inside(silent_s):
             self._inside_s = time.monotonic()
         elif server.is_up and server.state.name is not State.PULLING:  # no pull has begun since
