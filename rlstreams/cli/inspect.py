@@ -7,6 +7,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Container, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import opened
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = re.compile(r"(\d+|e\d+-\d+)/\d+")
 _GROUP = re.compile(r"\d+|e\d+-\d+")
+_ALMOST = re.compile(r"(\d+|e\d+-\d+)[-_:.,](\d+)")
 _PIPE_WIDTH = 160
 _AT_ONCE = 1000  # samples that become text between two looks
 
@@ -65,6 +67,7 @@ def run(args: Namespace) -> int:
     from rlstreams.words.sample_detail import sample_detail
     from rlstreams.words.spelling import spelling
 
+    _check_names(args.config.names)
     wanted = [w for w in args.config.names if _SAMPLE.fullmatch(w) or _GROUP.fullmatch(w)]
     names = [w for w in args.config.names if w not in wanted]
     with opened(names, args.config.overrides) as source:
@@ -219,3 +222,10 @@ def _show(details: Sequence[SampleDetail], args: Namespace, title: str, *, is_gr
         w for w in args.config.names if not _SAMPLE.fullmatch(w) and not _GROUP.fullmatch(w)
     )
     console.print(f"\nall of one: rlstreams inspect {first} {where}", style="bright_black")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        almost = None if _GROUP.fullmatch(name) or Path(name).exists() else _ALMOST.fullmatch(name)
+        if almost:
+            raise ConfigError(f"{name}: a sample is written {almost[1]}/{almost[2]}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rlstreams.schemas.events import Prompt
+from rlstreams.streams.log.text import counted
 from rlstreams.words.screen import visible
 from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.hub import model_folder
@@ -111,7 +112,9 @@ def summary(rows: Sequence[TriedRow]) -> list[str]:
     rewards = [c.judgement.reward for c in completions if c.judgement is not None]
     lines = []
     if rewards:
-        lines.append(f"{len(rewards)} answers, mean reward {statistics.mean(rewards):.2f}")
+        lines.append(
+            f"{counted(len(rewards), 'answer')}, mean reward {statistics.mean(rewards):.2f}"
+        )
         if not any(rewards):
             lines.append(
                 "no answer earned anything, so a run would not learn; read the answers: is it "

@@ -32,7 +32,15 @@ SAY_EVERY_S = 0.5
 
 
 class NoRunError(ConfigError):
-    """The broker has no run of this name, or lacks its topic `steps`; one that begins makes it."""
+    """The broker has no run of this name, or lacks its topic `steps`; one that begins makes it.
+
+    Args:
+        runs: that are there.
+    """
+
+    def __init__(self, text: str, runs: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.runs = runs
 
 
 def open_run(
@@ -81,9 +89,11 @@ def _on_broker(place: RunPlace, say: Callable[[str], None]) -> RunLog:
 
             runs = runs_of(bootstrap, options)
             if place.run in runs:
-                raise NoRunError(f"run {place.run!r} begins, or lacks a topic: {err}") from err
-            there = ", ".join(runs) or "none"
-            raise NoRunError(f"there is no run {place.run!r}: {err}; runs there: {there}") from err
+                text = f"run {place.run!r} begins, or lacks a topic: {err}"
+            else:
+                there = ", ".join(runs) or "none"
+                text = f"there is no run {place.run!r}: {err}; runs there: {there}"
+            raise NoRunError(text, runs) from err
         return BusLog(bus, place.run, close=stack.pop_all().close)
     raise AssertionError
 

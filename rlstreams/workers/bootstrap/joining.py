@@ -43,6 +43,10 @@ _LOGIN = (
     "it may want a password, and none was given: --password-file FILE, of an embedded broker "
     "broker/password in the run's folder; or --broker.options.NAME VALUE"
 )
+_COPY = (
+    "--password-file {}: is it a copy of broker/password in the run's folder, as it is on the "
+    "broker's host now?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,13 @@ def join(
         raise ConfigError(f"--join {bootstrap} --run {run}: {err}") from err
     try:
         log = _opened(place, BEGIN_S)
+    except NoRunError as err:
+        if run in err.runs:
+            raise
+        there = ", ".join(err.runs) or "no run"
+        raise ConfigError(
+            f"--run {run}: {bootstrap} has {there}; a run is there once its trainer or `up` began"
+        ) from err
     except NobodyThereError as err:
         raise BrokerError(
             f"--join: no broker answers at {err.problems}; give the address that the run's other "
@@ -86,6 +97,8 @@ def join(
             "hosts where its broker.host is an address of its host"
         ) from err
     except BrokerError as err:
+        if password_file:
+            raise BrokerError(f"{err}; {_COPY.format(password_file)}") from err
         if not any(name.startswith("sasl.") for name in place.options):
             raise BrokerError(f"{err}; {_LOGIN}") from err
         raise

@@ -55,6 +55,7 @@ def test_what_is_not_there_is_named(folder: str, capsys: pytest.CaptureFixture[s
     [
         (["inspect", "1/0"], "no CONFIG is named and there is no run.toml"),
         (["inspect", "nowhere"], "nowhere"),
+        (["inspect", "1-0", "FOLDER"], "1-0: a sample is written 1/0"),
         (["inspect", "1/0", "FOLDER", "--worst", "reward"], "name samples, or rank them"),
         (["inspect", "FOLDER", "--run.id", "x"], "a recording has its own configuration"),
         (["inspect", "FOLDER", "--step", "9"], "it has steps 1 to 2"),

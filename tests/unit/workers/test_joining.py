@@ -150,7 +150,22 @@ def test_a_secret_that_is_not_here_is_asked_for(
     refuse_missing(configured(named, []), "logprob", named)
 
 
-def test_a_broker_that_may_want_a_password_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_not_there_is_told_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(_place: RunPlace) -> RunLog:
+        raise NoRunError("create a run's topics by `rlstreams broker topics`", ["demo", "other"])
+
+    monkeypatch.setattr(joining, "open_run", none)
+    monkeypatch.setattr(joining, "BEGIN_S", 0.0)
+    with pytest.raises(ConfigError, match=r"--run dema: b:1 has demo, other; a run is") as told:
+        joining.join("rollout", "b:1", "dema")
+    assert "topics" not in str(told.value)
+
+
+def test_a_broker_that_may_want_a_password_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Where none was given: the broker hangs up without a word."""
 
     def gone(_place: RunPlace) -> RunLog:
@@ -159,6 +174,10 @@ def test_a_broker_that_may_want_a_password_is_told_of_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(joining, "open_run", gone)
     with pytest.raises(BrokerError, match=r"transport failure; it may want a password.*--pass"):
         joining.join("rollout", "b:1", "demo")
+    copy = tmp_path / "password"
+    copy.write_text("old")
+    with pytest.raises(BrokerError, match=rf"--password-file {copy}: is it a copy of broker/pass"):
+        joining.join("rollout", "b:1", "demo", password_file=str(copy))
     with pytest.raises(BrokerError, match=r"transport failure$"):
         joining.join("rollout", "b:1", "demo", ["broker.options.sasl.username=me"])
     with pytest.raises(ConfigError, match=r"/none: cannot be read.*--password-file"):
