@@ -14,7 +14,6 @@ the server and the log-prob worker share GPU 1. Words behind `--` are overrides
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -35,6 +34,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import POLICY_PULLS
+from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from tests.gpu.random_model import KINDS
@@ -44,6 +44,7 @@ ON_CPU = ("weights.channel=gloo", "prompts.evaluate_rows=32", "engine.args.enfor
 OVERLAYS = {"vllm": "demo-gpu.toml", "sglang": "demo-sglang.toml"}
 LARGE = Path(__file__).resolve().parent / "large.toml"
 READ_S = 60.0
+DRAIN_S = 60.0
 WRITE_S = 240.0
 TAIL_LINES = 40
 
@@ -106,24 +107,19 @@ def ended(
         mode: "a" where the log of an earlier start is to stay.
         enough: once set, it is interrupted as well; the status is its own.
     """
-    with log.open(mode) as output:
-        process = subprocess.Popen(
-            words,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        until_s = time.monotonic() + limit_s
-        while time.monotonic() < until_s and not (enough and enough.is_set()):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(1)
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.wait() if enough and enough.is_set() else 124
+    if mode == "w":
+        log.unlink(missing_ok=True)
+    # With this process goes all that the program started, servers on GPUs included.
+    child = Child.started(words, log=log, environment=environment, orphaned=Orphaned.DIES)
+    until_s = time.monotonic() + limit_s
+    while time.monotonic() < until_s and not (enough and enough.is_set()):
+        if child.wait(1.0):
+            return child.poll() or 0
+    child.signal(signal.SIGINT)
+    child.wait(DRAIN_S)
+    child.kill()
+    child.wait(DRAIN_S)
+    return child.poll() or 0 if enough and enough.is_set() else 124
 
 
 def loaded_events(bus: Bus) -> Iterator[PolicyLoaded]:
