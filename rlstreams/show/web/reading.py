@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from rlstreams.schemas.events import Event, Trajectory
 from rlstreams.show.report.fold import FIRST, LAST, THEN, RunFold
+from rlstreams.show.web.placed import PlacedLog, Places
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.log.bus import existing, present
-from rlstreams.streams.log.read_to import read_to
-from rlstreams.streams.log.record import Partition, RawRecord, Record
-from rlstreams.streams.log.topics import Topic
+from rlstreams.streams.log.bus import present
+from rlstreams.streams.log.record import Record
 from rlstreams.streams.run.run_log import BusLog, RunLog
 from rlstreams.streams.sessions.session import Session
 from rlstreams.streams.views.feed import Feed
@@ -26,10 +24,7 @@ POLL_S = 0.05
 NEWS_S = 1.0
 AGAIN_S = 2.0  # until a log that could not be read is opened anew
 STOP_S = 60.0
-BEHIND = 1000  # offsets in which the last part of a large record comes
 SPELLED_AT_ONCE = 200  # samples, where nothing else is to be read
-GONE_S = 5.0  # longest wait for a record that was there
-Places = Mapping[bytes, dict[Partition, tuple[int, int]]]  # by key: the first and the last offset
 
 
 class RunReader:
@@ -56,7 +51,7 @@ class RunReader:
         self._noted: tuple[object, ...] = ()
         self._noted_s = 0.0
         self._opened = opened
-        self._places: Places = {}
+        self._places = Places()
         self._stop = threading.Event()
         self._spelling: Spelling | None = None
         self.texts = Texts(self._spelled)
@@ -70,7 +65,7 @@ class RunReader:
         """A sample's history, the session of its agent if it has one, and how tokens become text.
 
         The caller's thread reads it from a log of its own, and the reader goes on. Once the reader
-        has read all, only the offsets between which it saw the group are read.
+        has read all, only what it noted of the group is read.
 
         Raises:
             ValueError: no name of a sample.
@@ -79,7 +74,7 @@ class RunReader:
         with self._opened() as source:
             log, places = source.log, self._places
             if not self.reading and isinstance(log, BusLog):
-                log = _PlacedLog(log, places)
+                log = PlacedLog(log, places)
             (lineage,) = log.samples(name)
             return lineage, next(iter(log.sessions(name)), None), self._spelled()
 
@@ -108,15 +103,12 @@ class RunReader:
 
     def _read(self, log: RunLog) -> None:
         """Read from the beginning, until it is to stop."""
-        fold, places = RunFold(), defaultdict[bytes, dict[Partition, tuple[int, int]]](dict)
+        fold, places = RunFold(), Places()
         if not self.fold.num_events:
             self.fold = fold
 
         def note(record: Record[Event]) -> None:
-            topic, number, offset = record.position
-            spans, at = places[record.raw.key], Partition(topic, number)
-            first, last = spans.get(at, (offset, offset))
-            spans[at] = min(first, offset), max(last, offset)
+            places.note(record)
             if isinstance(record.event, Trajectory):
                 self.texts.add(record.event)
 
@@ -150,31 +142,3 @@ class RunReader:
         if now[:-1] != self._noted[:-1] or (is_due and now != self._noted):
             self._noted, self._noted_s = now, time.monotonic()
             self.news += 1
-
-
-class _PlacedLog(RunLog):
-    """A log with the offsets between which the records of each group lie."""
-
-    def __init__(self, log: BusLog, places: Places) -> None:
-        self.name, self.bus, self._log, self._places = log.name, log.bus, log, places
-
-    def records(self, topic: Topic, groups: Collection[str] | None = None) -> Iterator[RawRecord]:
-        """See `RunLog`."""
-        if groups is None:
-            yield from self._log.records(topic)
-            return
-        if not existing(self.bus, (topic,)):
-            return
-        begins, ends = self.bus.beginnings(topic.name), self.bus.ends(topic.name)
-        with self.bus.reader() as reader:
-            for key in (group.encode() for group in groups):
-                for at, (first, last) in list(self._places.get(key, {}).items()):
-                    end = min(ends.get(at, 0), last + BEHIND)
-                    if at.topic != topic.name or end <= (begin := max(first, begins[at])):
-                        continue
-                    reader.seek({at: begin})
-                    for raws in read_to(reader, {at: end}, GONE_S):
-                        yield from (raw for raw in raws if raw.key == key)
-
-    def close(self) -> None:
-        """Do nothing: the block that opened the log closes it."""

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from rlstreams.show.web import reading
+from rlstreams.show.web import placed, reading
 from rlstreams.show.web.reading import RunReader
 from rlstreams.streams.lineage.fold import Lineage
-from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.codec import decoded, outgoing
 from rlstreams.streams.log.parts import Message, num_parts, part_headers, split
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.log.topics import TRAJECTORIES
+from rlstreams.streams.log.topics import STEPS, TRAJECTORIES
 from rlstreams.streams.run.run_log import BusLog
 from tests import factories
 from tests.memory.bus import MemoryBus
@@ -46,7 +46,7 @@ def sample(page: RunReader, name: str) -> Lineage:
     """Its history, which nothing had to be waited for."""
     began_s = time.monotonic()
     found, _, _ = page.sample(name)
-    assert time.monotonic() - began_s < reading.GONE_S
+    assert time.monotonic() - began_s < placed.GONE_S
     return found
 
 
@@ -64,6 +64,28 @@ def test_what_retention_removed_is_passed_by() -> None:
         gone, there = sample(page, "1/3"), sample(page, "1/4")
     assert (True, True) == (gone.trajectory is None, gone.scored is not None)
     assert there.trajectory is not None
+
+
+def test_a_history_is_that_of_the_whole_log_and_reads_its_own_step_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of other steps it needs the versions that they made, and not their hundreds of samples."""
+    run = MadeRun()
+    for step in range(1, 5):
+        run.make_step(step)
+    dropped = factories.dropped_group(group_id="77")
+    run.bus.producer("trainer").commit(
+        [outgoing(STEPS, factories.groups_dropped(groups=(dropped,)))]
+    )
+    decodes: list[RawRecord] = []
+    monkeypatch.setattr(
+        placed, "decoded", lambda raw, *of: (decodes.append(raw), decoded(raw, *of))[1]
+    )
+    names = ["1/3", "2/0", "4/1", "77/0", "99/0"]
+    with page_of(run) as page, BusLog(run.bus, "run") as log:
+        for name in names:
+            assert sample(page, name) == log.samples(name)[0]
+    assert 4 == len(decodes) == len({raw.position for raw in decodes})
 
 
 class OneByOne(MemoryBus):
