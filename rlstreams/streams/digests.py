@@ -6,8 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-from rlstreams.schemas.text import whole_text
-
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content; raises OSError, if it cannot be read."""
@@ -23,4 +21,6 @@ def json_sha256(value: object) -> str:
 
 def text_id(*said: str) -> str:
     """Return an id that follows from texts: who says the same again gives the same id."""
+    from rlstreams.schemas.text import whole_text  # imports numpy, which `--help` does without
+
     return hashlib.sha256(whole_text("\n".join(said)).encode()).hexdigest()[:32]
