@@ -46,6 +46,7 @@ TOLD_STEPS = (
     "rlstreams.streams.ledger",
     "rlstreams.streams.audit",  # a fold of its own: it checks the ledger
     "rlstreams.streams.recording",  # columns of records, valid or not
+    "rlstreams.show.web.placed",  # where records lie, valid or not
     "rlstreams.workers.trainer.redo.redo",
     "rlstreams.cli.replay",
 )

@@ -23,6 +23,7 @@ TOLD_SAMPLES = (
     "rlstreams.show.metrics.rows",
     "rlstreams.cli.inspect",
     "rlstreams.show.web.reading",
+    "rlstreams.show.web.placed",  # where records lie, valid or not
     "rlstreams.show.export.sample_table",
     "rlstreams.debug.letters.view",  # each letter, as the next two
     "rlstreams.show.report.fold",

@@ -57,8 +57,8 @@ class Places:
 
 def _groups(event: Event) -> set[str]:
     if isinstance(event, StepCompleted):
-        named = (*event.samples, *event.absent, *event.masked)
-        return {one.group_id for one in named}
+        found = {ref.group_id for ref in event.samples}
+        return found | {one.group_id for one in event.absent}
     return {one.group_id for one in event.groups} if isinstance(event, GroupsDropped) else set()
 
 
