@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Reader
-from rlstreams.streams.log.errors import BrokerError, OutcomeUnknownError
+from rlstreams.streams.log.errors import BrokerError, OutcomeUnknownError, TopicMismatchError
 from rlstreams.streams.log.record import Committed, Outgoing, Partition
 from rlstreams.streams.log.rights import (
     OPERATOR,
@@ -99,6 +100,18 @@ def bootstrap(broker: EmbeddedBroker) -> str:
     return state.bootstrap
 
 
+def partitions(bus: OfRole, topic: str) -> int:
+    """Of a topic; a right that was given a moment ago may not be known to the broker yet."""
+    until_s = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return bus.partitions(topic)
+        except TopicMismatchError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)
+
+
 def login_of(role: str) -> dict[str, str]:
     return {
         "security.protocol": "SASL_PLAINTEXT",
@@ -131,7 +144,7 @@ def test_a_role_gets_at_its_topics_and_at_no_other(bootstrap: str, role: str) ->
     with as_user(bootstrap, role) as plain:
         bus = OfRole(plain, role)
         for topic in TOPICS:
-            assert bus.partitions(topic.name) >= 1
+            assert partitions(bus, topic.name) >= 1
             assert bus.settings(topic.name)
         with bus.producer(f"{role}.0") as producer:
             for name in writes:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from rlstreams.up.supervisor.broker import BrokerKeeper
 
 WAITS = (
-    "import signal, sys; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "
-    "print('up', flush=True); signal.pause()"
+    "import signal, sys, time; signal.signal(signal.SIGCONT, lambda *_: sys.exit(75)); "
+    "print('up', flush=True)\n"
+    "while True: time.sleep(0.02)"  # a signal right before `pause` would be lost
 )
 
 
