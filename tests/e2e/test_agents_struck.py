@@ -25,7 +25,8 @@ def test_no_call_is_lost_or_made_twice_and_each_is_as_if_nobody_had_been_killed(
     tmp_path: Path,
 ) -> None:
     """Each victim once at least. What is checked is in the script; here, that there was something
-    to check: answers from the log, requests in vain, calls of both runs under the same weights."""
+    to check: answers that agents heard, calls of both runs under the same weights. Whether one of
+    so few kills falls between two calls, which are then answered from the log, is chance."""
     workspace = Workspace(tmp_path)
     out = tmp_path / "found.json"
     words = ["-m", "tests.bench.agent_kills", *WORDS, "--seeds", str(SEED), "--dir", str(tmp_path)]
@@ -42,7 +43,6 @@ def test_no_call_is_lost_or_made_twice_and_each_is_as_if_nobody_had_been_killed(
     assert VICTIMS == killed["kills"].keys()
     calls, again = killed["calls"], killed["sampled_again_by_an_engine_alone"]
     assert calls["calls"] == again["calls"] > 5 * 4 * 2
-    assert calls["answered_from_the_log"] > 0
     assert calls["heard"] > calls["calls"] // 2
     assert killed["against_the_run_without_kills"]["of_the_same_prompt_and_weights"] > 0
     assert (tmp_path / CALM / "run").is_dir()
