@@ -72,10 +72,10 @@ def _without_samples(event: Event) -> Event:
 
 
 class PlacedLog(RunLog):
-    """A log by its places.
+    """A log that is read at the places that its reader noted.
 
     Args:
-        log: the same one.
+        places: of the records of `log`.
     """
 
     def __init__(self, log: BusLog, places: Places) -> None:
@@ -94,17 +94,17 @@ class PlacedLog(RunLog):
         *,
         skip_unreadable: bool = False,
     ) -> Iterator[Record[Event]]:
-        """See `RunLog`; records of `steps` that do not name the asked samples come without any."""
+        """See `RunLog`; a record of `steps` that names no wanted group comes without its samples."""
         if topic != STEPS or groups is not None:
             yield from super().read_topic(topic, groups, skip_unreadable=skip_unreadable)
             return
         records, named = self._places.steps(self._groups)
         schemas = self.bus.schemas()
         for record in records:
-            if record.position.offset not in named:
+            if record.position.offset in named:
+                yield from (decoded(raw, schemas) for raw in self._at(record))
+            else:
                 yield record
-            for raw in self._at(record) if record.position.offset in named else ():
-                yield decoded(raw, schemas)
 
     def _at(self, record: Record[Event]) -> Iterator[RawRecord]:
         topic, number, offset = record.position
