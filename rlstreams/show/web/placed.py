@@ -94,7 +94,7 @@ class PlacedLog(RunLog):
         *,
         skip_unreadable: bool = False,
     ) -> Iterator[Record[Event]]:
-        """See `RunLog`; a record of `steps` that names no wanted group comes without its samples."""
+        """See `RunLog`; a record of `steps` without a wanted group comes without its samples."""
         if topic != STEPS or groups is not None:
             yield from super().read_topic(topic, groups, skip_unreadable=skip_unreadable)
             return
