@@ -6,11 +6,13 @@
     python -m tests.gpu.end_to_end --cases auto --shape tiny --cpu --steps 3      # no GPU
 
 A Qwen3 of a published shape with random weights (`workload.py`), groups of 8, answers of one
-length; GPU 0 trains, GPU 1 samples. Ours runs as infra/examples/gsm8k-2gpu.toml has it, but for
-where log-probs are computed: `auto` as the example has it, on the trainer's GPU; `sampler` by a
-log-prob worker on the server's; `halves` by one on each; `trainer` by the trainer, which TRL does
-not do; `off` by nobody. `trl` is TRL with its defaults (float32 weights, gradient checkpointing),
-`trl-tuned` with bfloat16 weights and without. Words behind `--` are further overrides of ours.
+length, or with `--longest 8192` of lognormal ones with that mean (`lognormal_agent.py`: an agent
+with one call, for ours alone); GPU 0 trains, GPU 1 samples. Ours runs as
+infra/examples/gsm8k-2gpu.toml has it, but for where log-probs are computed: `auto` as the example
+has it, on the trainer's GPU; `sampler` by a log-prob worker on the server's; `halves` by one on
+each; `trainer` by the trainer, which TRL does not do; `off` by nobody. `trl` is TRL with its
+defaults (float32 weights, gradient checkpointing), `trl-tuned` with bfloat16 weights and without.
+Words behind `--` are further overrides of ours.
 
 Each case has a result file in `--out`; one that did not come to its end, or whose audit is not
 clean, is named `unfinished` and costs the others nothing. The first two gaps between steps are
@@ -67,6 +69,16 @@ PEERS = {
 }
 CASES = ("auto", "sampler", "off", "trainer", "trl-tuned")
 LONG = ("timeline", "states_s", "pulls", "overrides", "ends_s")
+AGENT = HERE / "lognormal_agent.py"
+LOGNORMAL = """
+[[agent]]
+python = "{file}:answer"
+options = {{ mean = {mean}, longest = {longest} }}
+
+[reward]
+verifier = "agent"
+options = {{}}
+"""
 GROUP = 8
 CARDS = "0,1"
 START_UP = 2  # gaps between steps that are left out
@@ -76,13 +88,13 @@ SERVED_BY_TRL = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1", "NCCL
 
 def overrides_of(args: argparse.Namespace, folder: Path, case: str) -> list[str]:
     """What the work, and a case of ours, ask of the example."""
-    length = args.prompt + args.tokens
+    length = args.prompt + (args.longest or args.tokens)
     words = [
         f"run.id={case}",
         f"run.dir={folder}/runs/{{id}}",
         f"data.train={folder}/train.jsonl",
         f"model.path={folder}/model",
-        f"rollout.max_new_tokens={args.tokens}",
+        f"rollout.max_new_tokens={args.longest or args.tokens}",
         f"trainer.groups_per_step={args.samples // GROUP}",
         f"trainer.steps={args.steps}",
         f"engine.args.max-model-len={max(2048, length + 8)}",
@@ -102,10 +114,14 @@ def overrides_of(args: argparse.Namespace, folder: Path, case: str) -> list[str]
 
 def rlstreams(args: argparse.Namespace, folder: Path, case: str) -> dict[str, Any]:
     """`rlstreams up`, and what its log says."""
-    words = overrides_of(args, folder, case)
-    config = load([EXAMPLE, OVERLAY], words)
+    words, files = overrides_of(args, folder, case), [EXAMPLE, OVERLAY]
+    if args.longest:
+        files.append(folder / "lognormal.toml")
+        text = LOGNORMAL.format(file=AGENT, mean=args.tokens, longest=args.longest)
+        files[-1].write_text(text, encoding="utf-8")
+    config = load(files, words)
     started_s = time.time()
-    status = run_it([EXAMPLE, OVERLAY], words, Path(config.folder), args.limit_s)
+    status = run_it(files, words, Path(config.folder), args.limit_s)
     try:
         found = told_by_the_log(config)
         with opened_run(config) as log:
@@ -268,6 +284,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=256, help="of a step")
     parser.add_argument("--prompt", type=int, default=200, help="tokens")
     parser.add_argument("--tokens", type=int, default=1024, help="of an answer")
+    parser.add_argument("--longest", type=int, default=0, help="answer; lengths are lognormal")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--one-gpu", action="store_true", help="everything on GPU 0")
     parser.add_argument("--cpu", action="store_true", help="the script itself, without a GPU")
@@ -294,7 +311,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     write_folder(folder / "model", args.shape, args.vocabulary)
     write_prompts(folder / "train.jsonl", rows=4096, tokens=args.prompt, vocabulary=args.vocabulary)
-    asked = ("shape", "samples", "prompt", "tokens", "steps", "one_gpu", "overrides", "peer_budget")
+    asked = ("shape", "samples", "prompt", "tokens", "longest", "steps", "one_gpu", "overrides")
+    asked += ("peer_budget",)
     about = {"hardware": hardware()} | {name: getattr(args, name) for name in asked}
     cases: dict[str, dict[str, Any]] = {}
     for case in args.cases.split(","):
