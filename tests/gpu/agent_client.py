@@ -135,18 +135,25 @@ class Clients:
     async def _post(
         self, http: aiohttp.ClientSession, url: str, body: dict[str, Any], headers: dict[str, str]
     ) -> dict[str, Any]:
+        name = url.rpartition("/")[2]
         while True:
-            async with http.post(url, json=body, headers=headers) as answer:
-                if answer.status == 200:
-                    return await answer.json()  # type: ignore[no-any-return]
-                await self._told_again(answer, url.rpartition("/")[2])
+            try:
+                async with http.post(url, json=body, headers=headers) as answer:
+                    if answer.status == 200:
+                        return await answer.json()  # type: ignore[no-any-return]
+                    await self._told_again(answer, name)
+            except aiohttp.ClientConnectionError:  # its worker starts again
+                await self._again(f"{name} refused", 0.5)
 
     async def _told_again(self, answer: aiohttp.ClientResponse, what: str) -> None:
-        name = f"{what} {answer.status}"
-        self.again[name] = self.again.get(name, 0) + 1
         if answer.status != 204 and answer.status not in AGAIN:
             raise RuntimeError(f"{what}: {answer.status} {(await answer.text())[:500]}")
-        await asyncio.sleep(float(answer.headers.get("retry-after", "0.1")))
+        wait_s = float(answer.headers.get("retry-after", "0.1"))
+        await self._again(f"{what} {answer.status}", wait_s)
+
+    async def _again(self, why: str, wait_s: float) -> None:
+        self.again[why] = self.again.get(why, 0) + 1
+        await asyncio.sleep(wait_s)
 
 
 def read(file: str) -> dict[str, Any]:
