@@ -42,13 +42,16 @@ from rlstreams.workers.gateway.limits import (
     LimitError,
     Share,
     Trouble,
+    check_parameters,
     too_long,
 )
 from rlstreams.workers.gateway.port import (
     CallAnswer,
     CallRefusedError,
     CallRequest,
+    Report,
     ending,
+    moving,
 )
 from rlstreams.workers.gateway.records import SessionRecords
 from rlstreams.workers.gateway.shared import BUSY_S, OVERLOADED, SharedParts
@@ -83,6 +86,7 @@ class OpenSession:
         """
         self.log = log
         self.start = log.num_starts
+        self.goes_on = goes_on
         self.first_start = 0 if goes_on else self.start
         """Earliest start whose key is accepted."""
         self.trouble: Trouble | None = None
@@ -93,6 +97,7 @@ class OpenSession:
         self._budget = Budget(limits, log)
         self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
+        self._lost = asyncio.Event()  # it goes on elsewhere
         self._equals: defaultdict[str, EqualCalls] = defaultdict(EqualCalls)  # by request hash
         self._under_way: dict[asyncio.Task[CallAnswer], AskedCall] = {}
         self._noted: set[tuple[str, int, str]] = set()  # refusals that were recorded
@@ -186,7 +191,22 @@ class OpenSession:
         if self._is_closed or self.log.is_closed:
             raise self._gone()
 
+    async def report(self, report: Report) -> str:
+        """Write a reward; see `Calls.report`. One that the session's move cuts is said again."""
+        writing = asyncio.ensure_future(self.word.report(report))
+        lost = asyncio.ensure_future(self._lost.wait())
+        try:
+            await asyncio.wait({writing, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                raise self._gone()
+            return writing.result()
+        finally:
+            writing.cancel()
+            lost.cancel()
+
     def _gone(self) -> CallRefusedError:
+        if self._lost.is_set() and self.goes_on:
+            return moving()
         return CallRefusedError(410, "session_closed", f"session {self.session_id} is over")
 
     def _is_done(self, equal: EqualCalls, one: AskedCall, work: asyncio.Task[CallAnswer]) -> None:
@@ -203,6 +223,8 @@ class OpenSession:
             is_lost: it goes on elsewhere, so nothing is committed here any more.
         """
         self._is_closed = True
+        if is_lost:
+            self._lost.set()
         while self._under_way:
             for work, one in self._under_way.items():
                 if is_lost or not one.is_written:
@@ -219,7 +241,7 @@ class OpenSession:
             if recorded is not None:
                 answer = await self._replayed(request, recorded, one)
             else:
-                self._check_request(request)
+                check_parameters(request)
                 with self._budget.call() as share:
                     answer = await self._live(request, spelled, request_hash, one, share)
         except CallRefusedError as err:
@@ -325,19 +347,6 @@ class OpenSession:
         if not self.broken.done():
             self.broken.set_exception(err)
 
-    def _check_request(self, request: CallRequest) -> None:
-        """
-        Raises:
-            CallRefusedError: 400; a parameter that bends the distribution beyond the record.
-        """
-        if request.constrained:
-            raise CallRefusedError(
-                400,
-                "unsupported_parameter",
-                f"{request.constrained} is not served: the answer would not be the policy's own",
-                param=request.constrained,
-            )
-
     async def _sampled(
         self, request: CallRequest, prompt: PromptIds, named: str, share: Share
     ) -> Sampled:
@@ -346,13 +355,6 @@ class OpenSession:
             raise too_long(given, engine.max_tokens)
         wanted = [self._sampling.max_new_tokens, engine.max_tokens - given]
         if request.max_tokens is not None:
-            if request.max_tokens < 1:
-                raise CallRefusedError(
-                    400,
-                    "invalid_value",
-                    f"max_tokens must be above 0, got {request.max_tokens}",
-                    param="max_tokens",
-                )
             wanted.append(request.max_tokens)
         most = await share.take(min(wanted))
         for attempt in range(self._shared.max_attempts):

@@ -50,6 +50,15 @@ def ending(why: str = "") -> CallRefusedError:
     return CallRefusedError(503, "ending", why_not, retry_after_s=ENDING_S)
 
 
+MOVING_S = 1.0  # until a request for a session between two workers may be sent again
+
+
+def moving() -> CallRefusedError:
+    """The refusal 503 of a session that went away from here, and is open nowhere yet."""
+    why = "the session is on its way to another worker, which answers soon"
+    return CallRefusedError(503, "moving", why, retry_after_s=MOVING_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One request for one answer, the same in every dialect."""
