@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rlstreams.workers.gateway.canonical import Matcher, call_id
+from rlstreams.workers.gateway.equals import AskedCall, EqualCalls
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.port import (
     CallAnswer,
@@ -43,9 +45,7 @@ class FakeCalls:
         self.gate = asyncio.Event()  # closed: every call waits
         self.gate.set()
         self._keys = keys
-        self._count: Counter[tuple[str, int, str]] = Counter()
-        self._listening = Counter[asyncio.Future[CallAnswer]]()
-        self._under_way: dict[tuple[str, str], asyncio.Future[CallAnswer]] = {}
+        self._equals: defaultdict[tuple[str, int, str], EqualCalls] = defaultdict(EqualCalls)
         self._answers: dict[tuple[str, str, int], CallAnswer] = {}
 
     def check(self, key: str) -> None:
@@ -67,34 +67,36 @@ class FakeCalls:
         if self._length(request.messages) >= self.max_model_len:
             raise CallRefusedError(400, "context_length_exceeded", "no room", param="messages")
         hashed = Matcher().request_hash(request)
-        counted = (session, start, hashed)
-        while (under_way := self._under_way.get((session, hashed))) is not None:
-            if request.retry != 0 or not self._listening[under_way]:
-                return await self._heard(under_way)
-            await asyncio.wait({under_way})
-        if request.retry and self._count[counted]:
-            return self._answers[session, hashed, self._count[counted] - 1]
-        occurrence = self._count[counted]
-        if (known := self._answers.get((session, hashed, occurrence))) is not None:
-            self._count[counted] += 1
-            return replace(known, is_replayed=True)
-        work = asyncio.ensure_future(self._sampled(session, hashed, occurrence, request))
-        self._under_way[session, hashed] = work
-        work.add_done_callback(lambda _: self._under_way.pop((session, hashed)))
-        work.add_done_callback(lambda work: self._counted(work, counted))
-        return await self._heard(work)
-
-    def _counted(self, work: asyncio.Future[CallAnswer], name: tuple[str, int, str]) -> None:
-        """An answer that somebody hears is an occurrence; a refusal is none."""
-        is_answer = not work.cancelled() and work.exception() is None
-        self._count[name] += is_answer and self._listening[work] > 0
-
-    async def _heard(self, work: asyncio.Future[CallAnswer]) -> CallAnswer:
-        self._listening[work] += 1
+        equal = self._equals[session, start, hashed]
+        one = equal.found(request)
+        if one is None:
+            answered = {one.occurrence for one in equal.calls if one.answer is not None}
+            one = equal.begin(request, answered)
+            one.work = asyncio.ensure_future(self._answered(session, hashed, request, one))
+            one.work.add_done_callback(partial(self._is_done, equal, one))
+        one.tried = max(one.tried, request.retry or 0)
+        one.num_listening += 1
         try:
-            return await asyncio.shield(work)
+            is_known = one.answer is not None
+            answer = await asyncio.shield(one.work)
+            one.is_heard = True
+            return replace(answer, is_replayed=answer.is_replayed or is_known)
         finally:
-            self._listening[work] -= 1
+            one.num_listening -= 1
+
+    def _is_done(self, equal: EqualCalls, one: AskedCall, work: asyncio.Task[CallAnswer]) -> None:
+        if work.cancelled() or work.exception() is not None:
+            equal.refuse(one)
+
+    async def _answered(
+        self, session: str, hashed: str, request: CallRequest, one: AskedCall
+    ) -> CallAnswer:
+        known = self._answers.get((session, hashed, one.occurrence))
+        if known is None:
+            one.answer = await self._sampled(session, hashed, one.occurrence, request)
+        else:
+            one.answer = replace(known, is_replayed=True)
+        return one.answer
 
     async def _sampled(
         self, session: str, hashed: str, occurrence: int, request: CallRequest

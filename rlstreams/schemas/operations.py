@@ -68,6 +68,7 @@ class WorkerReport:
     host: str = ""  # name of the machine or container; empty: of a release without this field
     servers: dict[str, str] = field(default_factory=dict)  # state of each model server, by address
     loads: tuple[ServerLoad, ...] = ()  # of those that it uses
+    gateway: str = ""  # where other workers reach its gateway; "": it has none for outside clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,12 +122,22 @@ def test_a_request_equal_to_one_under_way_joins_it(run) -> None:
 
 
 def test_first_tries_side_by_side_are_calls_of_their_own(run) -> None:
-    """An agent that asks the same four times, to choose among four answers, is not told one."""
+    """An agent that asks the same four times, to choose among four answers, is not told one, and
+    waits for none: all are sampled at the same time."""
 
     async def body(rig: Rig) -> None:
-        asked = [rig.calls.call(rig.key(0), replace(ASKED, retry=0)) for _ in range(4)]
+        rig.hold(True)
+        asked = [
+            asyncio.ensure_future(rig.calls.call(rig.key(0), replace(ASKED, **how)))
+            for how in ({"retry": 0}, {"retry": 0}, {"idempotency_key": "a"}, {"retry": 0})
+        ]
+        await asyncio.sleep(0.05)
+        assert rig.num_sampled() == 4
+        rig.hold(False)
         answers = await asyncio.gather(*asked)
-        assert len({answer.call_id for answer in answers}) == rig.num_sampled() == 4
+        assert len({answer.call_id for answer in answers}) == 4
+        again = await rig.calls.call(rig.key(0), replace(ASKED, idempotency_key="a"))
+        assert (again.call_id, rig.num_sampled()) == (answers[2].call_id, 4)
 
     run(body)
 

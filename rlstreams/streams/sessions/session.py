@@ -12,8 +12,8 @@ disagree, the link does not hold: the call is a root whose prompt is not known.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,7 +81,8 @@ class Session:
     num_late: int = 0  # calls, replays and failures behind the close
     num_void: int = 0  # calls and replays of a start behind the opening of the next one
     _by_request: dict[tuple[str, int], CallCommitted] = field(default_factory=dict)
-    _asked: Counter[tuple[int, str]] = field(default_factory=Counter)  # by start, request hash
+    # Occurrences that were answered, by start and request hash.
+    _asked: defaultdict[tuple[int, str], set[int]] = field(default_factory=lambda: defaultdict(set))
     _superseded: set[str] = field(default_factory=set)
 
     @property
@@ -153,20 +154,20 @@ class Session:
         """Return the call that answered this request at its n-th occurrence in a start."""
         return self._by_request.get((request_hash, occurrence))
 
-    def occurrences(self, start: int, request_hash: str) -> int:
-        """Return the number of a start's answers to this request, sampled or from the log: the
-        occurrence of the next one.
+    def answered_occurrences(self, start: int, request_hash: str) -> Set[int]:
+        """Return the occurrences of this request that a start had answered, sampled or from the
+        log; the next one is the lowest that is not among them.
 
         A client that goes on behind a new start has had the answers of earlier ones, too. The last
         of them may be lost with its worker, unless a later call continues it.
         """
-        num = self._asked[start, request_hash]
+        answered = self._asked[start, request_hash]
         if not self._goes_on:
-            return num
+            return answered
         nodes = self.nodes.values()
         known = [node for node in nodes if node.call.request_hash == request_hash]
-        is_lost = bool(known) and not num and not any(one.parent is known[-1] for one in nodes)
-        return len(known) - is_lost
+        is_lost = bool(known) and not answered and not any(n.parent is known[-1] for n in nodes)
+        return {node.call.occurrence for node in (known[:-1] if is_lost else known)}
 
     def tokens_of(self, call_id: str) -> Ints:
         """Return prompt and answer of a call, int32 [tokens].
@@ -212,7 +213,7 @@ class Session:
             problem=problem,
         )
         self._by_request.setdefault((event.request_hash, event.occurrence), event)
-        self._asked[event.start, event.request_hash] += 1
+        self._asked[event.start, event.request_hash].add(event.occurrence)
         return True
 
     def _link(self, event: CallCommitted) -> tuple[Node | None, str]:
@@ -252,7 +253,8 @@ class Session:
         if self._is_late():
             return False
         self.replays[name] = event
-        self._asked[event.start, node.call.request_hash] += not is_own
+        if not is_own:
+            self._asked[event.start, node.call.request_hash].add(node.call.occurrence)
         return True
 
     def fail(self, event: CallFailed) -> bool:

@@ -73,6 +73,8 @@ class Runners:
         port = section.port + ordinal if section.port else self._port_before()
         self.door = (section.host, port)
         """Host and port to listen at; port 0: any free one."""
+        self.address = ""
+        """Where other workers reach this gateway; "": it does not listen yet."""
         self._keys = keys
 
     def listening(self, port: int) -> None:
@@ -81,8 +83,9 @@ class Runners:
         Args:
             port: at which the door listens.
         """
+        self.address = url_of(self._section.host, port)
         configured = self._section.url.replace("{port}", str(port)).rstrip("/")
-        url = configured or url_of(self._section.host, port)
+        url = configured or self.address
         for agent in self._agents.values():
             agent.url = url
             key = self._keys.make_runner(agent.name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.workers.gateway.canonical import text_of
-from rlstreams.workers.gateway.port import CallRefusedError, Message
+from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Message
 from rlstreams.workers.model.tokenizer import Tokenizer
 
 _CHARACTERS = 4  # of a token, in most texts
@@ -37,6 +37,28 @@ class LimitError(CallRefusedError):
 
     def __init__(self, why: str, code: str = "limit_reached") -> None:
         super().__init__(400, code, why)
+
+
+def check_parameters(request: CallRequest) -> None:
+    """
+    Raises:
+        CallRefusedError: 400; a parameter that bends the distribution beyond the record, or leaves
+            no room for an answer.
+    """
+    if request.constrained:
+        raise CallRefusedError(
+            400,
+            "unsupported_parameter",
+            f"{request.constrained} is not served: the answer would not be the policy's own",
+            param=request.constrained,
+        )
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise CallRefusedError(
+            400,
+            "invalid_value",
+            f"max_tokens must be above 0, got {request.max_tokens}",
+            param="max_tokens",
+        )
 
 
 def least_tokens(messages: Sequence[Message], tokenizer: Tokenizer, longest: int) -> int:

@@ -2,9 +2,7 @@
 
 A request is one of these, the first that fits:
 
-1. equal to one under way or to one whose answer nobody heard, or marked by its client as another
-   try: it is that call. A client that marks its tries, and not this one, asks for another answer:
-   it waits until the equal one has its own;
+1. one that its client sends again: it is the same call (`equals`);
 2. recorded, as the n-th of its kind in an earlier start of the agent: answered from the log;
 3. else it is sampled. Its answer leaves when it is committed.
 
@@ -15,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from rlstreams.schemas.events import (
     CallCommitted,
@@ -35,19 +35,23 @@ from rlstreams.workers.engines.turn import whole_turn
 from rlstreams.workers.gateway.auxiliary import Auxiliary
 from rlstreams.workers.gateway.canonical import Matcher, Spelled, call_id
 from rlstreams.workers.gateway.dialogue import Dialogue, PromptIds, of_record
+from rlstreams.workers.gateway.equals import AskedCall, EqualCalls
 from rlstreams.workers.gateway.limits import (
     Budget,
     CallLimits,
     LimitError,
     Share,
     Trouble,
+    check_parameters,
     too_long,
 )
 from rlstreams.workers.gateway.port import (
     CallAnswer,
     CallRefusedError,
     CallRequest,
+    Report,
     ending,
+    moving,
 )
 from rlstreams.workers.gateway.records import SessionRecords
 from rlstreams.workers.gateway.shared import BUSY_S, OVERLOADED, SharedParts
@@ -82,6 +86,7 @@ class OpenSession:
         """
         self.log = log
         self.start = log.num_starts
+        self.goes_on = goes_on
         self.first_start = 0 if goes_on else self.start
         """Earliest start whose key is accepted."""
         self.trouble: Trouble | None = None
@@ -92,11 +97,10 @@ class OpenSession:
         self._budget = Budget(limits, log)
         self._sampling, self._matcher = sampling, matcher
         self._is_closed = False
-        self._under_way: dict[str, asyncio.Task[CallAnswer]] = {}  # by request hash
-        self._writing: set[str] = set()  # those of them that are being committed
-        self._listening = Counter[str]()  # clients that wait for the answer
+        self._lost = asyncio.Event()  # it goes on elsewhere
+        self._equals: defaultdict[str, EqualCalls] = defaultdict(EqualCalls)  # by request hash
+        self._under_way: dict[asyncio.Task[CallAnswer], AskedCall] = {}
         self._noted: set[tuple[str, int, str]] = set()  # refusals that were recorded
-        self._answered: dict[str, CallAnswer] = {}  # the last of each request hash, of this start
         self.records = SessionRecords(shared, record, log.session_id, self.start, auxiliary)
         self.word = Word(self.records, log, goes_on=goes_on)
         self._dialogue = Dialogue(shared, log, sampling, matcher)
@@ -146,44 +150,38 @@ class OpenSession:
         self.check_open()
         spelled = self._matcher.spelled(request.messages, request.tools, self._spelled)
         self._spelled, request_hash = spelled, self._matcher.request_hash(request, spelled)
-        task = await self._joined(request, request_hash)
-        known = self._answered.get(request_hash)
-        if task is None and known is not None:
-            is_unheard = not self.log.is_heard(self.log.nodes[known.call_id])
-            if is_unheard:  # its client has not seen it, and may not mark this as a retry
-                await self._replay(self.log.nodes[known.call_id].call)
-            if is_unheard or (request.retry or 0) > 0:
-                return replace(known, is_replayed=True)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(
-                self._answer(request, spelled, request_hash)
+        equal = self._equals[request_hash]
+        one = equal.found(request)
+        if one is None:
+            one = equal.begin(request, self.log.answered_occurrences(self.start, request_hash))
+            one.work = asyncio.get_running_loop().create_task(
+                self._answer(request, spelled, request_hash, one)
             )
-            self._under_way[request_hash] = task
-            task.add_done_callback(lambda task: self._is_done(request_hash, task))
-        self._listening[request_hash] += 1
+            self._under_way[one.work] = one
+            one.work.add_done_callback(partial(self._is_done, equal, one))
+        one.tried = max(one.tried, request.retry or 0)
+        one.num_listening += 1
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():  # not the client hung up: the session is over
-                raise self._gone() from None
-            raise
+            return await self._told(one)
         finally:
-            self._listening[request_hash] -= 1
+            one.num_listening -= 1
 
-    async def _joined(
-        self, request: CallRequest, request_hash: str
-    ) -> asyncio.Task[CallAnswer] | None:
-        """The equal request under way that this one is; None: it is another, or there is none.
-
-        A client that counts its tries and says that this is the first asks side by side for several
-        answers: they are given one after another, by which each is a call of its own.
-        """
-        while (task := self._under_way.get(request_hash)) is not None:
-            if request.retry != 0 or not self._listening[request_hash]:
-                return task
-            await asyncio.wait({task})
-            self.check_open()
-        return None
+    async def _told(self, one: AskedCall) -> CallAnswer:
+        """The answer of a call, for one client more."""
+        if (answer := one.answer) is not None:
+            answer = replace(answer, is_replayed=True)
+        else:
+            assert one.work is not None
+            try:
+                answer = await asyncio.shield(one.work)
+            except asyncio.CancelledError:
+                if one.work.cancelled():  # not the client hung up: the session is over
+                    raise self._gone() from None
+                raise
+        if not one.is_heard:  # the record says that nobody had it
+            one.is_heard = True
+            await self._replay(self.log.nodes[answer.call_id].call)
+        return answer
 
     def check_open(self) -> None:
         """
@@ -193,13 +191,30 @@ class OpenSession:
         if self._is_closed or self.log.is_closed:
             raise self._gone()
 
+    async def report(self, report: Report) -> str:
+        """Write a reward; see `Calls.report`. One that the session's move cuts is said again."""
+        writing = asyncio.ensure_future(self.word.report(report))
+        lost = asyncio.ensure_future(self._lost.wait())
+        try:
+            await asyncio.wait({writing, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not writing.done():
+                raise self._gone()
+            return writing.result()
+        finally:
+            writing.cancel()
+            lost.cancel()
+
     def _gone(self) -> CallRefusedError:
+        if self._lost.is_set() and self.goes_on:
+            return moving()
         return CallRefusedError(410, "session_closed", f"session {self.session_id} is over")
 
-    def _is_done(self, request_hash: str, task: asyncio.Task[CallAnswer]) -> None:
-        del self._under_way[request_hash]
-        if not task.cancelled():
-            task.exception()  # seen, should all its clients be gone
+    def _is_done(self, equal: EqualCalls, one: AskedCall, work: asyncio.Task[CallAnswer]) -> None:
+        del self._under_way[work]
+        if one.answer is None:
+            equal.refuse(one)
+        if not work.cancelled():
+            work.exception()  # seen, should all its clients be gone
 
     async def close(self, *, is_lost: bool = False) -> None:
         """Take no more requests; sampling is cut, commits under way are waited for.
@@ -208,37 +223,36 @@ class OpenSession:
             is_lost: it goes on elsewhere, so nothing is committed here any more.
         """
         self._is_closed = True
+        if is_lost:
+            self._lost.set()
         while self._under_way:
-            for request_hash, task in self._under_way.items():
-                if is_lost or request_hash not in self._writing:
-                    task.cancel()
-            await asyncio.wait(list(self._under_way.values()))
+            for work, one in self._under_way.items():
+                if is_lost or not one.is_written:
+                    work.cancel()
+            await asyncio.wait(list(self._under_way))
         self.broken.cancel()
 
     async def _answer(
-        self, request: CallRequest, spelled: Spelled, request_hash: str
+        self, request: CallRequest, spelled: Spelled, request_hash: str, one: AskedCall
     ) -> CallAnswer:
-        occurrence = self.log.occurrences(self.start, request_hash)
-        recorded = self.log.recorded(request_hash, occurrence)
+        recorded = self.log.recorded(request_hash, one.occurrence)
         before = self.trouble
         try:
             if recorded is not None:
-                answer = await self._replayed(request, recorded)
+                answer = await self._replayed(request, recorded, one)
             else:
-                self._check_request(request)
+                check_parameters(request)
                 with self._budget.call() as share:
-                    answer = await self._live(request, spelled, request_hash, occurrence, share)
+                    answer = await self._live(request, spelled, request_hash, one, share)
         except CallRefusedError as err:
-            # The next try is this occurrence, and not the one before.
-            self._answered.pop(request_hash, None)
             if isinstance(err, LimitError) or err.code == OVERLOADED:
                 self.trouble = Trouble(is_limit=isinstance(err, LimitError), detail=str(err))
             if err.status not in _SILENT:
-                self._note(self.records.failed(request_hash, occurrence, err))
+                self._note(self.records.failed(request_hash, one.occurrence, err))
             raise
         if self.trouble is before:  # one that came meanwhile stands: its agent was told later
             self.trouble = None
-        self._answered[request_hash] = answer
+        one.answer = answer
         self._dialogue.remember(spelled, answer)
         return answer
 
@@ -247,12 +261,12 @@ class OpenSession:
         request: CallRequest,
         spelled: Spelled,
         request_hash: str,
-        occurrence: int,
+        one: AskedCall,
         share: Share,
     ) -> CallAnswer:
         received_ms = now_ms()
-        named = call_id(self.session_id, request_hash, occurrence)
-        with self._shared.place():
+        named = call_id(self.session_id, request_hash, one.occurrence)
+        async with self._place(self._equals[request_hash], one):
             prompt = self._dialogue.prompt(request, spelled)
             sampled = await self._sampled(request, prompt, named, share)
         answer = self._dialogue.read(
@@ -262,26 +276,42 @@ class OpenSession:
             self.records.call(request, prompt, sampled, answer),
             call_id=named,
             request_hash=request_hash,
-            occurrence=occurrence,
+            occurrence=one.occurrence,
             received_at_ms=received_ms,
         )
-        self._writing.add(request_hash)
-        try:
-            load_ids = await self._load_ids(sampled)
-            segments = sampled.events(load_ids.__getitem__, self._sampling)
-            ordinal = next(self._ordinals)
-            event = replace(
-                draft,
-                segments=segments,
-                ordinal=ordinal,
-                finished_at_ms=now_ms(),
-                unheard=not self._listening[request_hash],
-            )
-            await self._append(event)
-        finally:
-            self._writing.discard(request_hash)
+        one.is_written = True
+        load_ids = await self._load_ids(sampled)
+        one.is_heard = one.num_listening > 0
+        event = replace(
+            draft,
+            segments=sampled.events(load_ids.__getitem__, self._sampling),
+            ordinal=next(self._ordinals),
+            finished_at_ms=now_ms(),
+            unheard=not one.is_heard,
+        )
+        await self._append(event)
         self.log.commit(event)
         return replace(answer, **of_record(event))
+
+    @asynccontextmanager
+    async def _place(self, equal: EqualCalls, one: AskedCall) -> AsyncIterator[None]:
+        """A place in the engine. While all are taken, it waits for equal calls that have one: who
+        wants eight answers is not refused those that one after another would be given.
+
+        Raises:
+            CallRefusedError: 429; see `SharedParts.place`.
+        """
+        while self._shared.is_full:
+            ahead = [other.work for other in equal.under_way if other.has_place and other.work]
+            if not ahead:
+                break
+            await asyncio.wait(ahead, return_when=asyncio.FIRST_COMPLETED)
+        with self._shared.place():
+            one.has_place = True
+            try:
+                yield
+            finally:
+                one.has_place = False
 
     def _note(self, failed: CallFailed) -> None:
         """Have a refusal recorded: an agent in a loop has each only once, and not all of them."""
@@ -317,19 +347,6 @@ class OpenSession:
         if not self.broken.done():
             self.broken.set_exception(err)
 
-    def _check_request(self, request: CallRequest) -> None:
-        """
-        Raises:
-            CallRefusedError: 400; a parameter that bends the distribution beyond the record.
-        """
-        if request.constrained:
-            raise CallRefusedError(
-                400,
-                "unsupported_parameter",
-                f"{request.constrained} is not served: the answer would not be the policy's own",
-                param=request.constrained,
-            )
-
     async def _sampled(
         self, request: CallRequest, prompt: PromptIds, named: str, share: Share
     ) -> Sampled:
@@ -338,13 +355,6 @@ class OpenSession:
             raise too_long(given, engine.max_tokens)
         wanted = [self._sampling.max_new_tokens, engine.max_tokens - given]
         if request.max_tokens is not None:
-            if request.max_tokens < 1:
-                raise CallRefusedError(
-                    400,
-                    "invalid_value",
-                    f"max_tokens must be above 0, got {request.max_tokens}",
-                    param="max_tokens",
-                )
             wanted.append(request.max_tokens)
         most = await share.take(min(wanted))
         for attempt in range(self._shared.max_attempts):
@@ -377,7 +387,10 @@ class OpenSession:
         self.trouble = Trouble(is_limit=False, detail=str(failed))
         return CallRefusedError(503, "engine_failed", str(failed), retry_after_s=BUSY_S)
 
-    async def _replayed(self, request: CallRequest, recorded: CallCommitted) -> CallAnswer:
+    async def _replayed(
+        self, request: CallRequest, recorded: CallCommitted, one: AskedCall
+    ) -> CallAnswer:
+        one.is_heard = True
         await self._replay(recorded)
         return self._dialogue.again(request, recorded)
 

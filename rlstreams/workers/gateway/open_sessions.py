@@ -16,13 +16,15 @@ from rlstreams.workers.gateway.port import (
     Report,
     Tool,
     ending,
+    moving,
 )
 from rlstreams.workers.gateway.shared import SharedParts
 
 CLOCKS_S = 3600.0  # that a key holds longer: a clock is set forth, or two hosts' differ
 YOUNG_S = 60.0  # after its start, while a worker opens again what was open
 STARTING_S = 1.0  # until such a request may be sent again
-MAX_OVER = 10_000  # sessions that are remembered to be over
+MAX_OVER = 10_000  # sessions that are remembered to be over, or to have gone elsewhere
+LOST_S = 600.0  # that a session's client is told to come again, while nobody has the session
 
 
 class OpenSessions:
@@ -39,6 +41,7 @@ class OpenSessions:
         self._open: dict[str, OpenSession] = {}  # by session id
         self._heard_s: dict[str, float] = {}  # when each of these last sent something
         self._over: dict[str, None] = {}  # sessions that were shut here, the newest last
+        self._lost_s: dict[str, float] = {}  # when those went elsewhere whose clients go on
         self._began_s = time.monotonic()
         self._is_ending = False
 
@@ -56,6 +59,7 @@ class OpenSessions:
         """Take requests of a session's new start; returns its agent's key."""
         self._open[session.session_id] = session
         self._over.pop(session.session_id, None)
+        self._lost_s.pop(session.session_id, None)
         self._heard_s[session.session_id] = time.monotonic()
         expires_s = round(time.time() + expires_in_s + CLOCKS_S)
         return self._keys.make(session.session_id, session.start, expires_s)
@@ -64,9 +68,13 @@ class OpenSessions:
         """Take no more requests of a session: its start is over; see `OpenSession.close`."""
         if self._open.get(session.session_id) is session:
             del self._open[session.session_id], self._heard_s[session.session_id]
-            self._over[session.session_id] = None
-            if len(self._over) > MAX_OVER:
-                del self._over[next(iter(self._over))]
+            if is_lost and session.goes_on:
+                self._lost_s[session.session_id] = time.monotonic()
+            else:
+                self._over[session.session_id] = None
+            for shut in (self._over, self._lost_s):
+                if len(shut) > MAX_OVER:
+                    del shut[next(iter(shut))]
         await session.close(is_lost=is_lost)
 
     def silent_s(self, session: OpenSession) -> float:
@@ -88,6 +96,17 @@ class OpenSessions:
         """See Calls."""
         self._keys.read(key)
 
+    def is_known(self, key: str) -> bool:
+        """Whether the session of `key` is open here, or ended here; also whether this worker
+        ends, which answers for itself."""
+        session_id = self._keys.read(key).session_id
+        return self._is_ending or session_id in self._open or session_id in self._over
+
+    def is_lost(self, key: str) -> bool:
+        """Whether the session of `key` went elsewhere within `LOST_S`, and its client goes on."""
+        lost_s = self._lost_s.get(self._keys.read(key).session_id)
+        return lost_s is not None and time.monotonic() - lost_s < LOST_S
+
     async def beat(self, key: str) -> None:
         """See Calls."""
         self._session(key)
@@ -103,7 +122,7 @@ class OpenSessions:
 
     async def report(self, key: str, report: Report) -> str:
         """See Calls."""
-        return await self._session(key).word.report(report)
+        return await self._session(key).report(report)
 
     async def close(self, key: str, kind: str, detail: str) -> None:
         """See Calls."""
@@ -126,7 +145,10 @@ class OpenSessions:
         if self._is_ending:
             raise ending()
         session = self._open.get(says.session_id)
-        if session is None and says.session_id not in self._over and self._is_young:
+        is_over = says.session_id in self._over
+        if session is None and self.is_lost(key):
+            raise moving()
+        if session is None and not is_over and self._is_young:
             raise CallRefusedError(
                 503,
                 "starting",
@@ -136,7 +158,7 @@ class OpenSessions:
         if session is None or not session.first_start <= says.start <= session.start:
             raise CallRefusedError(
                 410,
-                "session_closed",
+                "session_closed" if session or is_over else "session_unknown",
                 f"start {says.start} of session {says.session_id} is over, or runs elsewhere",
             )
         session.check_open()

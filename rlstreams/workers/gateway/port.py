@@ -50,6 +50,15 @@ def ending(why: str = "") -> CallRefusedError:
     return CallRefusedError(503, "ending", why_not, retry_after_s=ENDING_S)
 
 
+MOVING_S = 1.0  # until a request for a session between two workers may be sent again
+
+
+def moving() -> CallRefusedError:
+    """The refusal 503 of a session that went away from here, and is open nowhere yet."""
+    why = "the session is on its way to another worker, which answers soon"
+    return CallRefusedError(503, "moving", why, retry_after_s=MOVING_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
     """One request for one answer, the same in every dialect."""
@@ -65,6 +74,7 @@ class CallRequest:
         ""  # what asks for more than the model's distribution: "grammar", "logit_bias"
     )
     retry: int | None = None  # number of the client's try, from 0; None: its client does not count
+    idempotency_key: str = ""  # the client's name for it, the same in each try; "": it has none
     choice: int = 0  # of `n` alike ones, from 0: part of the request's hash
     model: str = ""  # the name that it asks for; all are the policy
     is_trained: bool = True  # False: its client marked it as beside the task
@@ -144,8 +154,9 @@ class Calls(Protocol):
         """Sample or replay. Cancelled: its client hung up, which ends nothing; a retry gets the
         same answer.
 
-        A request that equals one under way is the same call, unless its client counts its tries and
-        says that this is the first, while somebody waits for the other: it is the next one then.
+        A request that equals one under way is the same call, unless somebody waits for the other
+        and its client counts its tries and says that this is the first, or names the two by
+        different keys: both are sampled side by side then.
         """
 
     async def report(self, key: str, report: Report) -> str:

@@ -46,6 +46,16 @@ class SharedParts:
         """Pack by zstd; one packer for all, since making one costs more than a request does."""
         return self._packer.compress(text)
 
+    @property
+    def most_live(self) -> int:
+        """Calls that are under way at most."""
+        return CALLS_PER_SLOT * self.engine.max_capacity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further call finds room."""
+        return self.num_live >= self.most_live
+
     @contextmanager
     def place(self) -> Iterator[None]:
         """Room for one call that is sampled.
@@ -53,12 +63,11 @@ class SharedParts:
         Raises:
             CallRefusedError: 429; too many are under way.
         """
-        most = CALLS_PER_SLOT * self.engine.max_capacity
-        if self.num_live >= most:
+        if self.is_full:
             raise CallRefusedError(
                 429,
                 OVERLOADED,
-                f"{self.num_live} calls are under way, at most {most} are taken",
+                f"{self.num_live} calls are under way, at most {self.most_live} are taken",
                 retry_after_s=BUSY_S,
             )
         self.num_live += 1

@@ -33,6 +33,7 @@ class Reporter:
         self.policy_version = NO_VERSION
         self._servers: Mapping[str, str] = {}
         self.loads: Sequence[ServerLoad] = ()  # of the model servers that the worker uses
+        self.gateway = ""  # its address, for other workers
         self.load: Mapping[str, object] = {}  # for `/load` alone
 
     def count(self, **amounts: float) -> None:
@@ -76,6 +77,7 @@ class Reporter:
             host=host_name(),
             servers=dict(self._servers),
             loads=tuple(self.loads),
+            gateway=self.gateway,
         )
         self._context.on_report(report, self.load)
         if now >= self._next_line:

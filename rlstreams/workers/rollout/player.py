@@ -65,6 +65,10 @@ class Player(Protocol[R]):
     def num_waiting(self) -> int:
         """Samples under way that are no work of this process now; `waits_for` names the cause."""
 
+    @property
+    def address(self) -> str:
+        """Where other workers pass on requests for sessions that came here; "": there are none."""
+
     async def open(self, loads: Callable[[], Loads]) -> None:
         """Be ready to play.
 

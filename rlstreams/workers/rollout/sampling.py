@@ -91,6 +91,11 @@ class Sampler:
         return self.verifier.num_elsewhere
 
     @property
+    def address(self) -> str:
+        """See Player: nobody calls."""
+        return ""
+
+    @property
     def waits_for(self) -> str:
         """That judge."""
         return self.verifier.waits_for

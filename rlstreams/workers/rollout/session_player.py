@@ -10,6 +10,7 @@ from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Record
 from rlstreams.workers.config.agents import OutcomeSection
+from rlstreams.workers.gateway.neighbours import Neighbours
 from rlstreams.workers.loop.asked import Asked
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.policy.puller import Loads
@@ -31,6 +32,8 @@ class SessionPlayer:
         self._runners = sessions.runners
         self._history = History(bus, keeps_judged=bool(waited_for.wait_for))
         self._over: list[Concluded] = []  # prompts whose session was closed before
+        is_outside = any(member.section.outside for member in sessions.members)
+        self._neighbours = Neighbours(bus, self._shared.worker) if is_outside else None
 
     @property
     def clock(self) -> SampleClock:
@@ -68,10 +71,16 @@ class SessionPlayer:
             found.append(f"for outcomes of {self.num_late} sessions by {graders}")
         return "; ".join(filter(None, found))
 
+    @property
+    def address(self) -> str:
+        """Where sessions that came here are passed on to; "": no client goes on with one."""
+        return self._runners.address if self._runners and self._neighbours else ""
+
     async def open(self, loads: Callable[[], Loads]) -> None:
         """Listen for agents."""
         self._shared.loads = loads
-        await self.sessions.start()
+        others = self._neighbours
+        await self.sessions.start(None if others is None else others.addresses)
 
     async def stop(self) -> None:
         """Refuse further calls, and end the agents."""
@@ -82,6 +91,8 @@ class SessionPlayer:
         self._history.close()
         self._shared.appender.close()
         self.late.close()
+        if self._neighbours is not None:
+            self._neighbours.close()
         self.sessions.verifier.close()
 
     def sift(self, waiting: list[Record[Prompt]]) -> list[Record[Prompt]]:
@@ -137,6 +148,8 @@ class SessionPlayer:
 
     def over(self, context: Context, judge: str) -> Iterator[Concluded]:
         """Sessions that were closed before, and those whose graders have spoken or are late."""
+        if self._neighbours is not None:
+            self._neighbours.poll()
         over, self._over = self._over, []
         yield from over
         for one in self.late.decided():

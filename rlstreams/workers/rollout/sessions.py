@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ from rlstreams.streams.sessions.chain import (
 )
 from rlstreams.streams.sessions.session import Session, sampled_tokens
 from rlstreams.streams.sessions.verdict import Verdict
-from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, SamplePlace, Start
+from rlstreams.workers.agents.agent import Agent, Ending, LostAgentError, Start
 from rlstreams.workers.agents.asking import Runners
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.engines.base import Sampling
@@ -53,9 +52,11 @@ from rlstreams.workers.loop.dead_letters import set_aside
 from rlstreams.workers.rollout.clock import SampleClock
 from rlstreams.workers.rollout.ends import REASONS, trajectory_of_session
 from rlstreams.workers.rollout.judged import sample_of_chain
+from rlstreams.workers.rollout.tasks import place_of, task_of
 from rlstreams.workers.sandbox.reward import AnswerToJudge, RewardError, Verifier
 
 if TYPE_CHECKING:
+    from rlstreams.workers.gateway.http.elsewhere import Elsewhere
     from rlstreams.workers.gateway.http.serve import GatewayServer
 
 LAST_WORDS_S = 5.0  # from an agent's word that it is done to its end
@@ -139,15 +140,27 @@ class Sessions:
     runners: Runners | None = None  # of agents that run elsewhere
     num_remote: int = 0  # sessions under way that no process of ours works on
     server: GatewayServer | None = None
+    elsewhere: Elsewhere | None = None
 
-    async def start(self) -> None:
-        """Listen for agents, and for requests for sessions of agents that run elsewhere."""
+    async def start(self, addresses: Callable[[], Sequence[str]] | None = None) -> None:
+        """Listen for agents, and for requests for sessions of agents that run elsewhere.
+
+        Args:
+            addresses: of other workers' gateways, which may have sessions that went away from
+                here; None: no session goes on with its client.
+        """
         from rlstreams.workers.gateway.http import serve  # a web server, for agents alone
 
         if (runners := self.runners) is None:
             self.server = await serve.start(self.open_sessions)
             return
-        self.server = await serve.start(self.open_sessions, desk=runners, door=runners.door)
+        if addresses is not None:
+            from rlstreams.workers.gateway.http.elsewhere import Elsewhere
+
+            self.elsewhere = Elsewhere(self.open_sessions, addresses)
+        self.server = await serve.start(
+            self.open_sessions, desk=runners, door=runners.door, elsewhere=self.elsewhere
+        )
         runners.listening(self.server.door_port)
 
     async def close(self) -> None:
@@ -157,6 +170,8 @@ class Sessions:
             await member.agent.close()
         if self.server is not None:
             await self.server.close(0.0)
+        if self.elsewhere is not None:
+            await self.elsewhere.close()
 
     def member_of(self, prompt: Prompt) -> ConfiguredAgent:
         """The agent of a sample: one for all of a group, drawn by weight; for a held-out row one
@@ -363,35 +378,6 @@ class Sessions:
         """The sample for a verifier: the last answer, and all of them."""
         decode = self.open_sessions.shared.tokenizer.decode
         return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)
-
-
-def place_of(prompt: Prompt, log: Session, siblings: Mapping[str, str]) -> SamplePlace:
-    """The place of a sample, with the client group that it had."""
-    return SamplePlace(
-        session_id=log.session_id,
-        group_id=prompt.group_id,
-        group_size=prompt.group_size,
-        client_group=log.opened.client_group if log.opened is not None else "",
-        siblings=siblings,
-    )
-
-
-def task_of(prompt: Prompt, session_id: str, *, with_answer: bool) -> dict[str, object]:
-    """The task that an agent is given: the row, and the sample's place in the run.
-
-    Args:
-        with_answer: it judges itself. Where a verifier does, the answer is that verifier's alone:
-            an agent that can read its task could copy it.
-    """
-    return {
-        "prompt": prompt.text,
-        **({"answer": prompt.answer} if with_answer else {}),
-        "metadata": json.loads(prompt.metadata or "{}"),
-        "session": session_id,
-        "sample": prompt.sample,
-        "purpose": prompt.purpose,
-        "seed": prompt.seed,
-    }
 
 
 def _has_result(task: asyncio.Future[Ending]) -> bool:

@@ -216,6 +216,7 @@ class RolloutStage:
         self.reporter.policy_version = held
         self.reporter.servers(self._engine.servers)
         self.reporter.loads = self._engine.loads
+        self.reporter.gateway = self._player.address
         self.reporter.load = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled

@@ -91,13 +91,14 @@ def worker_of(
     sampling: Sampling | None = None,
     asked: Asked | None = None,
     deadline_s: float = DEADLINE_S,
+    ordinal: int = 0,
     **section: Any,
 ) -> StageLoop:
     """
     Args:
         agent: None: a remote one, or one that is outside.
     """
-    context = stand.context("rollout")
+    context = stand.context("rollout", ordinal)
     tokenizer = Tokenizer.load(stand.config.model.path)
     shared = SharedParts(
         engine=engine,

@@ -254,7 +254,7 @@ def test_an_answer_that_nobody_waits_for_is_not_the_end(tmp_path: Path, asks_aga
         await asyncio.sleep(0)
         last.cancel()
         session = client.open_sessions._open[client.start.session_id]
-        await asyncio.wait(list(session._under_way.values()))
+        await asyncio.wait(list(session._under_way))
         if asks_again:
             assert (await client.call()).is_replayed
             assert (await client.call(retry=1)).is_replayed

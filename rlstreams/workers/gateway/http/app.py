@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -38,6 +38,9 @@ from rlstreams.workers.gateway.port import (
     Report,
     ending,
 )
+
+if TYPE_CHECKING:
+    from rlstreams.workers.gateway.http.elsewhere import Elsewhere
 
 KEEPALIVE_S = 5.0  # clients and proxies give up a silent stream
 MAX_ASK_S = 60.0  # proxies cut an answer that takes longer
@@ -68,17 +71,20 @@ class Gateway:
         calls: Calls,
         desk: Desk | None = None,
         *,
+        elsewhere: Elsewhere | None = None,
         keepalive_s: float = KEEPALIVE_S,
         max_body: int = MAX_BODY_BYTES,
     ) -> None:
         """
         Args:
             desk: gives sessions to those who ask; None: all agents are started here.
+            elsewhere: has requests for sessions that went away answered; None: none are.
             keepalive_s: how long a stream is silent.
             max_body: of a request, in bytes.
         """
         self._calls = calls
         self._desk = desk
+        self._elsewhere = elsewhere
         self._keepalive_s = keepalive_s
         self._max_body = max_body
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -130,6 +136,10 @@ class Gateway:
             try:
                 key = key_of(request.headers, request.path_params.get("key", ""))
                 by.check(key)
+                if by is self._calls and self._elsewhere is not None:
+                    found = await self._elsewhere.answer(request, key, self._body)
+                    if found is not None:
+                        return found
                 answer: Response = await handler(request, key)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
@@ -269,7 +279,7 @@ async def _given(desk: Desk, request: Request, key: str) -> Response:
     """
     client_group = request.query_params.get("group", "")
     asking = asyncio.ensure_future(desk.ask(key, _wait_s(request), client_group))
-    gone = asyncio.ensure_future(_hung_up(request))
+    gone = asyncio.ensure_future(hung_up(request))
     try:
         await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
@@ -287,7 +297,7 @@ def _watch(
     request: Request, work: asyncio.Task[Any], calls: Sequence[asyncio.Task[CallAnswer]]
 ) -> None:
     """Cancel the waits for these calls once their client hung up; the calls go on."""
-    gone = asyncio.ensure_future(_hung_up(request))
+    gone = asyncio.ensure_future(hung_up(request))
 
     def cancel(_: object) -> None:
         for call in () if gone.cancelled() else calls:
@@ -297,7 +307,8 @@ def _watch(
     work.add_done_callback(lambda _: gone.cancel())
 
 
-async def _hung_up(request: Request) -> None:
+async def hung_up(request: Request) -> None:
+    """Return once the client of a request, whose body was read, is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

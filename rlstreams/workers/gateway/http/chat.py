@@ -7,7 +7,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import answer_message, plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
-from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
+from rlstreams.workers.gateway.http.wire import IDEMPOTENCY_KEY, Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Tool
 
 MAX_CHOICES = 16
@@ -60,6 +60,7 @@ class Chat:
                 requested=body.requested(SAMPLING),
                 constrained=constrained or _constraint(body),
                 retry=retry_of(headers),
+                idempotency_key=headers.get(IDEMPOTENCY_KEY, ""),
                 choice=choice,
                 model=body.text("model"),
                 is_trained=is_trained_of(headers),

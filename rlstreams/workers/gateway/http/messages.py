@@ -12,7 +12,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
-from rlstreams.workers.gateway.http.wire import Body, bad, is_trained_of, retry_of
+from rlstreams.workers.gateway.http.wire import IDEMPOTENCY_KEY, Body, bad, is_trained_of, retry_of
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "service_tier")
@@ -49,6 +49,7 @@ class Messages:
             requested=body.requested(_SAMPLING),
             constrained=_constraint(body),
             retry=retry_of(headers),
+            idempotency_key=headers.get(IDEMPOTENCY_KEY, ""),
             model=body.text("model"),
             is_trained=is_trained_of(headers),
         )

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rlstreams.workers.gateway.http.app import KEEPALIVE_S, MAX_BODY_BYTES, Gateway
 from rlstreams.workers.gateway.port import Calls, Desk, url_of
+
+if TYPE_CHECKING:
+    from rlstreams.workers.gateway.http.elsewhere import Elsewhere
 
 MAX_CONNECTIONS = 4096
 START_S = 10.0
@@ -95,6 +98,7 @@ async def start(
     *,
     desk: Desk | None = None,
     door: tuple[str, int] | None = None,
+    elsewhere: Elsewhere | None = None,
     keepalive_s: float = KEEPALIVE_S,
     max_body: int = MAX_BODY_BYTES,
     max_connections: int = MAX_CONNECTIONS,
@@ -106,6 +110,7 @@ async def start(
         port: 0: a free one.
         desk: of remote agents; None: there are none.
         door: a further host and port to listen at.
+        elsewhere: see `Gateway`.
         max_connections: those above it are answered 503 at once; never more than half of the
             descriptors that this process may open.
 
@@ -113,7 +118,7 @@ async def start(
         OSError: the address cannot be listened at; names it.
         TimeoutError: it does not listen within `deadline_s`.
     """
-    gateway = Gateway(calls, desk, keepalive_s=keepalive_s, max_body=max_body)
+    gateway = Gateway(calls, desk, elsewhere=elsewhere, keepalive_s=keepalive_s, max_body=max_body)
     most = min(max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     config = uvicorn.Config(
         gateway.app(),

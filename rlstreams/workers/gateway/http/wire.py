@@ -9,6 +9,7 @@ from typing import Any
 from rlstreams.workers.gateway.port import CallRefusedError
 
 IS_TRAINED = "x-rlstreams-is-trained"
+IDEMPOTENCY_KEY = "idempotency-key"
 
 
 def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
