@@ -19,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from rlstreams.streams.broker.embedded import EmbeddedBroker
+from rlstreams.streams.broker.visits import visited
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.run.place import RunPlace
 from tests import marked
@@ -118,8 +119,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn(_scope(item.nodeid)))
 
 
-# What shares a run, a model server or the process that ranks are forked from shares a worker of
-# pytest-xdist; all else goes by the file.
+# What shares a run, a model server, the broker behind a proxy or the process that ranks are forked
+# from shares a worker of pytest-xdist; all else goes by the file.
 _SHARES = {
     "a model server": (
         "contract/test_engine.py",
@@ -127,6 +128,7 @@ _SHARES = {
         "contract/test_vllm_logprobs.py",
         "contract/test_vllm_records.py",
     ),
+    "tests/faults/": tuple(f"faults/test_{name}.py" for name in ("admin", "commits", "roles")),
     "a finished run": (
         "e2e/test_demo.py",
         "e2e/test_demo_log.py",
@@ -206,13 +208,15 @@ DEMO_WORDS = (
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`host:port` of `RLSTREAMS_BOOTSTRAP` if that is set, else of an embedded broker."""
+    """`host:port` of `RLSTREAMS_BOOTSTRAP` if that is set, else of an embedded broker: the first of
+    pytest-xdist's workers that needs it starts it, and the last one stops it."""
     if named := os.environ.get("RLSTREAMS_BOOTSTRAP"):
         yield named
         return
-    embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    yield embedded.start().bootstrap
-    embedded.stop()
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with visited(EmbeddedBroker(shared / "broker")) as bootstrap:
+        yield bootstrap
 
 
 @pytest.fixture(scope="session")

