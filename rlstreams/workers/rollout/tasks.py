@@ -1,4 +1,4 @@
-"""What an agent is told of its sample: the place in the run, and the task."""
+"""An agent's sample, as it is told: the place in the run, and the task."""
 
 from __future__ import annotations
 

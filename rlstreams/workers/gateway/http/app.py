@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 
 from rlstreams.workers.gateway.http.dialect import Dialect, ParsedRequest, as_json
 from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
+from rlstreams.workers.gateway.http.hang_ups import hung_up, watch
 from rlstreams.workers.gateway.http.messages import dialogue
 from rlstreams.workers.gateway.http.wire import IS_TRAINED, Body, bad
 from rlstreams.workers.gateway.keys import key_of
@@ -157,7 +158,7 @@ class Gateway:
         asked = dialect.asked(await self._body(request), request.headers)
         calls = [self._started(self._calls.call(key, call)) for call in asked.calls]
         work = self._started(_all(calls))
-        _watch(request, work, calls)
+        watch(request, work, calls)
         if not asked.is_stream:
             answers = await asyncio.shield(work)
             body = as_json(dialect.answer(asked, answers, self._calls.model))
@@ -291,26 +292,6 @@ async def _given(desk: Desk, request: Request, key: str) -> Response:
     if given is None:
         return Response(status_code=204, headers={"retry-after": "1"})
     return Response(as_json(dict(given)), media_type="application/json")
-
-
-def _watch(
-    request: Request, work: asyncio.Task[Any], calls: Sequence[asyncio.Task[CallAnswer]]
-) -> None:
-    """Cancel the waits for these calls once their client hung up; the calls go on."""
-    gone = asyncio.ensure_future(hung_up(request))
-
-    def cancel(_: object) -> None:
-        for call in () if gone.cancelled() else calls:
-            call.cancel()
-
-    gone.add_done_callback(cancel)
-    work.add_done_callback(lambda _: gone.cancel())
-
-
-async def hung_up(request: Request) -> None:
-    """Return once the client of a request, whose body was read, is gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _wait_s(request: Request) -> float:

@@ -15,7 +15,7 @@ import aiohttp
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from rlstreams.workers.gateway.http.app import hung_up
+from rlstreams.workers.gateway.http.hang_ups import hung_up
 from rlstreams.workers.gateway.port import CallRefusedError, moving
 
 WAIT_S = 20.0  # proxies cut a silent request at 60 s, and clients try again a few times only
@@ -28,8 +28,8 @@ _HOP = {  # headers of one connection, and those that are written anew
 }
 
 
-class Sessions(Protocol):
-    """What this worker knows of sessions, by their keys."""
+class KnownSessions(Protocol):
+    """Whether a session is open here, by its key."""
 
     def is_known(self, key: str) -> bool:
         """Whether it is open here, or ended here."""
@@ -42,7 +42,10 @@ class Elsewhere:
     """Finds the other worker, and passes on requests and answers. Belongs to one event loop."""
 
     def __init__(
-        self, sessions: Sessions, addresses: Callable[[], Sequence[str]], wait_s: float = WAIT_S
+        self,
+        sessions: KnownSessions,
+        addresses: Callable[[], Sequence[str]],
+        wait_s: float = WAIT_S,
     ) -> None:
         """
         Args:
