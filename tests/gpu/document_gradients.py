@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlstreams.workers.model import bins, one_order
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.cut import bin_sizes
 from rlstreams.workers.model.documents import Documents, use_documents
+from rlstreams.workers.model.layers import configure_compiler, marked_layers
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded
 from rlstreams.workers.model.prefixes import Prefixes, Taken, Tokens
 from rlstreams.workers.model.token_scores import TokenScorer
@@ -176,10 +176,10 @@ def by_length(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         case = Case(args.folder, "bfloat16", args.device, size, args.seed)
         use_documents(case.model)
         norms = {"plain": [norm_of(case)]}
-        layers = [m for m in case.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        layers = marked_layers(case.model)
         plain = [layer.forward for layer in layers]
         for name, fuses in (("fused", True), ("not fused", False)):
-            bins._configure(fuses)
+            configure_compiler(fuses)
             for layer, forward in zip(layers, plain, strict=True):
                 layer.forward = torch.compile(forward, dynamic=False, fullgraph=True)
             norms[name] = [norm_of(case), norm_of(case)]

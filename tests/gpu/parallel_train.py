@@ -17,8 +17,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -94,6 +94,20 @@ def timed(device: str, work: Callable[[], Any]) -> tuple[Any, float]:
     return result, round(time.monotonic() - started_s, 3)
 
 
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """A start in which rank 0's compiler fails: then no rank has compiled layers."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("compiled layers are not asked for")
+
+    compiler, torch.compile = torch.compile, lambda *_, **__: refused
+    try:
+        yield
+    finally:
+        torch.compile = compiler
+
+
 def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str, Any]) -> Training:
     """The real one."""
     section = TrainerSection(
@@ -107,10 +121,13 @@ def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str,
         lora=LoraSection(rank=args.lora),
     )
     team = team_of(gpus) or (Team(()) if args.cut else None)
-    training, told["started_s"] = timed(
-        args.device,
-        lambda: Training(args.folder, section, args.threads, args.device, args.dtype, team=team),
-    )
+    with uncompiled() if args.eager else nullcontext():
+        training, told["started_s"] = timed(
+            args.device,
+            lambda: Training(
+                args.folder, section, args.threads, args.device, args.dtype, team=team
+            ),
+        )
     told["why_padded"], told["why_eager"] = training.learner.why_padded, training.why_eager
     told["model_hash"] = training.model_hash
     told["used_gb_at_start"] = used_gb(args.device)
@@ -236,6 +253,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--eager", action="store_true", help="layers are not compiled")
     parser.add_argument("--redo", choices=("exact", "tolerate"), default="tolerate",
                         help="tolerate: fused attention kernels")  # fmt: skip
     parser.add_argument("--lora", type=int, default=0, help="rank; 0: all weights learn")

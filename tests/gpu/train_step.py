@@ -37,9 +37,9 @@ from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.cut import cut_bins, cut_rows
+from rlstreams.workers.model.layers import recompute_activations
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.prefixes import Prefixes, Tokens
-from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.weights.layout import weight_hash
 from tests.gpu.qwen3 import SHAPES, batch_of, grouped, model_of, on_policy

@@ -12,8 +12,8 @@ from rlstreams.workers.engines.routing_check import check_replay
 from rlstreams.workers.engines.served.shape import read_shape
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.layers import recompute_activations
 from rlstreams.workers.model.model import configure_torch, load_model, right_padded
-from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.routing import RouterCapture, Routes, RoutingReplay, routers_of
 from rlstreams.workers.model.token_scores import TokenScorer
 from tests import families

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.compute.shards import ShardedModel, Share
 from rlstreams.workers.model.context import SlicedScores
+from rlstreams.workers.model.layers import marked_layers
 from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
 
 _PREFIX = "model."  # of a parameter's path in the root
@@ -121,10 +122,7 @@ def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
     Raises:
         ConfigError: the library marks no layer, or the model has a part that FSDP2 cannot cut.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    kind = type(model).__name__
-    units = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    kind, units = type(model).__name__, marked_layers(model)
     if not units:
         raise ConfigError(
             f"{field} is above 1, but a {kind} has no layer that its library marks as one: "

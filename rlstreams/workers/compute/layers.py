@@ -18,8 +18,14 @@ from rlstreams.workers.compute.spec import Layers, ModelSpec
 from rlstreams.workers.config.trainer import MEGATRON, LoraSection
 from rlstreams.workers.engines.selfcheck import load_scorer
 from rlstreams.workers.model.base import CPU
-from rlstreams.workers.model.bins import Reasons, take_documents, use_bins
-from rlstreams.workers.model.recompute import recompute_activations
+from rlstreams.workers.model.bins import (
+    EAGER_IF_PADDED,
+    Reasons,
+    compile_for_bins,
+    take_documents,
+    use_bins,
+)
+from rlstreams.workers.model.layers import Ranks, recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer, ValueHead
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 
@@ -68,21 +74,25 @@ def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMod
 def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, Reasons]:
     # torch.distributed's tensors and FSDP2: five seconds, which one rank need not wait for.
     from rlstreams.workers.compute.fsdp2 import Shards
-    from rlstreams.workers.model.context import SlicedScores, check_slices
+    from rlstreams.workers.model.context import SlicedScores, apart, check_slices
 
     assert mesh.devices is not None, "ranks have met before"
-    cp = spec.layout.cp
+    cp, tokens, learns = spec.layout.cp, spec.bin_tokens, spec.learns
     sliced = SlicedScores(scorer, cp, spec.asked_by) if cp > 1 else None
     shards = Shards(sliced or scorer, mesh.devices, f"{spec.asked_by}.ranks", cp=cp)
+    root = shards.root
     if sliced is None:
-        tokens, learns, shares = spec.bin_tokens, spec.learns, spec.shares
+        ranks = Ranks(mesh.gathered)
         return shards, use_bins(
-            scorer, mesh.device, tokens, learns=learns, shares=shares, root=shards.root
+            scorer, mesh.device, tokens, learns=learns, shares=spec.shares, root=root, ranks=ranks
         )
-    why_padded = take_documents(scorer, mesh.device, shards.root)
-    check_slices(sliced, shards.root, shards.device)
-    meet = "the ranks that share a row meet in the middle of each layer"
-    return shards, Reasons(why_padded, meet, "ranks share each row")
+    why_padded = take_documents(scorer, mesh.device, root)
+    check_slices(sliced, root, shards.device)
+    why_eager = EAGER_IF_PADDED if why_padded else ""
+    if not why_padded:
+        ranks = Ranks(mesh.gathered, apart)
+        why_eager = compile_for_bins(scorer, tokens, learns=learns, root=root, ranks=ranks)
+    return shards, Reasons(why_padded, why_eager, "ranks share each row")
 
 
 def _value_head(scorer: TokenScorer, device: str) -> ValueHead:

@@ -7,8 +7,8 @@ on a bin of the size that steps have. Parts that differ or fail stay as before, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,14 @@ from rlstreams.workers.model.cut import bin_sizes
 from rlstreams.workers.model.documents import Documents, use_documents
 from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
+from rlstreams.workers.model.layers import (
+    ALONE,
+    NotCompiledError,
+    Ranks,
+    Trial,
+    configure_compiler,
+    marked_layers,
+)
 from rlstreams.workers.model.model import right_padded
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Taken
 from rlstreams.workers.model.reach import difference_of_reach
@@ -32,15 +40,14 @@ _ROUNDINGS = 4.0
 # Mean difference of neighbours in 16 bits: a mistake is in many of them, a rounding stands alone.
 RUN_TOLERANCE_LOW = 0.12
 _RUN = 24  # neighbours
-LAYER_TOLERANCE = 0.05  # of a layer's largest number, and of its norm
 LARGER_CHUNK = 8  # compiled, a chunk's logits stay in 16 bits
 _LENGTHS = (5, 70, 2, 33)
 _TAKEN = (NOTHING_TAKEN, Taken(0, 3), NOTHING_TAKEN, Taken(1, 30))
 _BEFORE, _BEYOND = 40, 30  # tokens: of a document before the one whose window is tried; beyond it
 _WIDEST = 4096  # tokens: a wider window is not tried
 _TAKEN_BEFORE = (NOTHING_TAKEN, Taken(0, 30))
-_FUSED = 64  # operations; the compiler's own bound
-_SHAPES = 64  # recompilations: bins of other sizes, and scoring without a gradient
+
+EAGER_IF_PADDED = "rows are padded, to lengths of many kinds"
 
 
 class Reasons(NamedTuple):
@@ -59,6 +66,7 @@ def use_bins(
     learns: bool = True,
     shares: bool = True,
     root: Score | None = None,
+    ranks: Ranks = ALONE,
 ) -> Reasons:
     """Call `take_documents` and, if the model takes them, `why_unshared` and `compile_for_bins`.
 
@@ -66,10 +74,12 @@ def use_bins(
         shares: whether documents should have tokens in common, if they can.
     """
     if why_padded := take_documents(scorer, device, root):
-        return Reasons(why_padded, "rows are padded, to lengths of many kinds", "rows are padded")
+        return Reasons(why_padded, EAGER_IF_PADDED, "rows are padded")
     unshared = why_unshared(scorer, root)
     shares = shares and not unshared
-    why_eager = compile_for_bins(scorer, bin_tokens, learns=learns, shares=shares, root=root)
+    why_eager = compile_for_bins(
+        scorer, bin_tokens, learns=learns, shares=shares, root=root, ranks=ranks
+    )
     return Reasons("", why_eager, unshared)
 
 
@@ -131,6 +141,7 @@ def compile_for_bins(
     learns: bool = True,
     shares: bool = False,
     root: Score | None = None,
+    ranks: Ranks = ALONE,
 ) -> str:
     """Compile layers and the head's functions for rows of that size; the reason against it, or "".
 
@@ -140,36 +151,25 @@ def compile_for_bins(
             to wait for a compiler.
         shares: whether documents have tokens in common.
         root: as for `take_documents`.
+        ranks: all have compiled layers, or none.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [m for m in scorer.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers = marked_layers(scorer.model)
     if not layers:
         return "it has no layer that its library marks as one"
     if scorer.routing.num_layers:
         return "it has experts, of which each bin calls others"
-    score, why = root or scorer, ""
-    plain = [layer.forward for layer in layers]
+    plain, why = [layer.forward for layer in layers], ""
+    tried = partial(_try_compiled, scorer, root or scorer, bin_tokens, learns, shares)
     for fuses in (True, False):
-        _configure(fuses)
-        compiled = [torch.compile(f, dynamic=False, fullgraph=True) for f in plain]
+        configure_compiler(fuses)
+        trial = Trial(layers, plain, learns, ranks)
         try:
-            for size in bin_sizes(bin_tokens):  # a size is compiled for itself, and may fail alone
-                with (
-                    _checked(layers, plain, compiled, learns),
-                    torch.inference_mode(not learns),
-                    torch.no_grad(),
-                ):
-                    _score(score, scorer, *_thirds(size, shares))
-            _compile_head(scorer, bin_tokens, learns)
-            with torch.inference_mode():
-                for size in () if learns else bin_sizes(bin_tokens):
-                    _score(score, scorer, *_thirds(size, shares))
-        except (*REFUSALS, EngineError) as err:
+            ranks.agree(partial(tried, trial))
+        except NotCompiledError as err:
             for layer, forward in zip(layers, plain, strict=True):
                 layer.forward = forward
-            why = f"{type(err).__name__}: {str(err)[:200]}"
-            if not isinstance(err, _DifferenceError):
+            why = str(err)
+            if not err.is_difference:
                 return why
         else:
             torch._dynamo.config.suppress_errors = True  # another shape that fails is not compiled
@@ -177,91 +177,17 @@ def compile_for_bins(
     return why
 
 
-class _DifferenceError(EngineError):
-    """A compiled layer's results differ."""
-
-
-def _configure(fuses: bool) -> None:
-    """Set the compiler up; `fuses`: several operations may become one kernel.
-
-    torch 2.11 fuses operations of Gemma 3's layers into kernels whose gradients have norms of 1e5
-    and more, different each time, in rows of some lengths (infra/decisions/0078).
-    """
-    import torch._dynamo.config
-    import torch._inductor.config
-
-    torch._dynamo.reset()  # earlier compilations would be reused
-    torch._dynamo.config.recompile_limit = _SHAPES
-    inductor: Any = torch._inductor.config
-    # No timing chooses a kernel: a redo in another process compiles the same.
-    inductor.deterministic = True
-    # Rounds as the layers do: scores computed by them are compared with those of the learning pass.
-    inductor.emulate_precision_casts = True
-    inductor.max_fusion_size = _FUSED if fuses else 1
-
-
-@contextmanager
-def _checked(
-    layers: Sequence[nn.Module],
-    plain: Sequence[Callable[..., Any]],
-    compiled: Sequence[Callable[..., Any]],
-    learns: bool,
-) -> Iterator[None]:
-    """Have the next forward compare each layer, compiled and run twice, with the uncompiled one."""
-    passed = _passed if learns else _answered
-    of_layer = dict(zip(layers, zip(plain, compiled, strict=True), strict=True))
-
-    def check(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        own, other = of_layer[layer]
-        layer.forward = own
-        expected = passed(layer, args, kwargs)
-        layer.forward = other
-        for _ in range(2):  # an error of the order of threads does not show each time
-            found = passed(layer, args, kwargs)
-            for one, two, what in zip(expected, found, _COMPARED, strict=False):
-                off = max(_off(one, two, order) for order in (2.0, torch.inf))
-                if not off <= LAYER_TOLERANCE:
-                    raise _DifferenceError(
-                        f"compiled, the {what} of a layer is {100 * off:.3g} % off in a row of "
-                        f"{args[0].shape[1]} tokens"
-                    )
-
-    hooks = [layer.register_forward_pre_hook(check, with_kwargs=True) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-_COMPARED = ("output", "gradient", "weights' gradient")
-
-
-def _off(expected: Tensor, found: Tensor, order: float) -> float:
-    """The norm of the difference, in norms of the expected tensor."""
-    one, other = expected.float(), found.float()
-    norms = [torch.linalg.vector_norm(t, order) for t in (one - other, one)]
-    return float(norms[0] / norms[1]) if norms[1] else float(norms[0] > 0)
-
-
-def _answered(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, ...]:
-    """A layer's output."""
-    output = layer.forward(*args, **kwargs)
-    return (output if isinstance(output, Tensor) else output[0],)
-
-
-@torch.enable_grad()
-def _passed(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """A layer's output, the gradient of its input, and that of its weights in one tensor."""
-    hidden = args[0].detach().requires_grad_()
-    (output,) = _answered(layer, (hidden, *args[1:]), kwargs)
-    weights = [p for p in layer.parameters() if p.requires_grad]
-    gradient, *own = torch.autograd.grad(output, [hidden, *weights], hidden.detach())
-    if not own:
-        return output.detach(), gradient
-    return output.detach(), gradient, torch.cat([g.flatten() for g in own])
+def _try_compiled(
+    scorer: TokenScorer, score: Score, bin_tokens: int, learns: bool, shares: bool, trial: Trial
+) -> None:
+    """Compile, run and compare; leaves the layers compiled."""
+    for size in bin_sizes(bin_tokens):  # a size is compiled for itself, and may fail alone
+        with trial.checked(size), torch.inference_mode(not learns), torch.no_grad():
+            _score(score, scorer, *_thirds(size, shares))
+    trial.ranks.agree(partial(_compile_head, scorer, bin_tokens, learns))
+    with torch.inference_mode():
+        for size in () if learns else bin_sizes(bin_tokens):
+            _score(score, scorer, *_thirds(size, shares))
 
 
 def _compile_head(scorer: TokenScorer, bin_tokens: int, learns: bool) -> None:

@@ -2,11 +2,13 @@
 
 Embedding, layers and head are computed by slice. Around attention the slices of all heads become
 some heads of whole rows, and slices again (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509), so
-positions, masks and documents are those of whole rows, and the attention function is the same.
+positions, masks and documents are those of whole rows, the attention function is the same, and each
+rank has as many pairs of tokens. To a compiler the exchange is one operation.
 Scores of a slice are given to all: each rank has the loss of whole rows, and the gradient of its
 slice alone; those of all ranks add up to the gradient. A trainer's start checks by measurement that
 a family computes the same by slices as by whole rows.
-Axes: `B` sequence, `T` token, `N` chosen token, `h` head, `D` of a head, `R` rank of the slices.
+Axes: `B` sequence, `T` token, `S` token of a slice, `N` chosen token, `h` head, `g` head of whole
+rows, `D` of a head, `R` rank of the slices.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,13 @@ from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
 
 ATTENTION = "context"  # its name among the library's implementations
 _BY_LENGTH = {"dynamic", "longrope"}  # rotations that depend on the last position, so on the slice
+
+
+class Peers(NamedTuple):
+    """The ranks that have the slices of a row, as constants of a compiled layer."""
+
+    group: str  # name of the process group
+    size: int
 
 
 class SlicedScores:
@@ -88,7 +97,7 @@ class SlicedScores:
         filled = [pad(values, (0, most - len(mine)), value=value) for values, value in by_token]
         tops = pad(top[mine], (0, 0, 0, most - len(mine))) if isinstance(top, Tensor) else top
         places, ids_N, temperature_N = filled
-        inputs = whole | own | {"context": self._group}
+        inputs = whole | own | {"context": Peers(self._group.group_name, size)}
         scores = self._scorer.score(inputs, places, ids_N, temperature_N, tops)
         back_N = torch.empty_like(before_N)
         for r, theirs in enumerate(of_rank):
@@ -166,58 +175,92 @@ def _use_slices(model: Any) -> None:  # noqa: ANN401
 
 def _attention(
     module: nn.Module,
-    query_BhTD: Tensor,
-    key_BhTD: Tensor,
-    value_BhTD: Tensor,
+    query_BhSD: Tensor,
+    key_BhSD: Tensor,
+    value_BhSD: Tensor,
     attention_mask: Tensor | None,
-    context: Any = None,  # noqa: ANN401
+    context: Peers | None = None,
     **kwargs: Any,  # noqa: ANN401
 ) -> tuple[Tensor, None]:
-    """An attention function of the library.
+    """An attention function of the library, which compilers trace.
 
     Args:
         attention_mask: of whole rows, as are the documents in `kwargs`.
-        context: group of the ranks that have the slices; None: rows are whole here.
+        context: the ranks that have the slices; None: rows are whole here.
     """
     if context is None:
-        return attend(module, query_BhTD, key_BhTD, value_BhTD, attention_mask, **kwargs)
-    if (times := context.size() // key_BhTD.shape[1]) > 1:  # ranks need the same heads of keys
-        key_BhTD, value_BhTD = (t.repeat_interleave(times, 1) for t in (key_BhTD, value_BhTD))
-    query, key, value = _Turned.apply(context, True, query_BhTD, key_BhTD, value_BhTD)
-    own: Any = SimpleNamespace(
-        is_causal=getattr(module, "is_causal", True),
-        num_key_value_groups=query.shape[1] // key.shape[1],
-    )
-    found_BThD, _ = attend(own, query, key, value, attention_mask, **kwargs)
-    (slice_BhTD,) = _Turned.apply(context, False, found_BThD.transpose(1, 2))
-    return slice_BhTD.transpose(1, 2).contiguous(), None
+        return attend(module, query_BhSD, key_BhSD, value_BhSD, attention_mask, **kwargs)
+    if (times := context.size // key_BhSD.shape[1]) > 1:  # ranks need the same heads of keys
+        key_BhSD, value_BhSD = (t.repeat_interleave(times, 1) for t in (key_BhSD, value_BhSD))
+    query, key, value = _to_heads(context, query_BhSD, key_BhSD, value_BhSD)
+    own: Any = module
+    if times > 1 and kwargs.get("document_starts") is None:  # documents count the heads they get
+        own = SimpleNamespace(
+            is_causal=getattr(module, "is_causal", True),
+            num_key_value_groups=query.shape[1] // key.shape[1],
+        )
+    found_BTgD, _ = attend(own, query, key, value, attention_mask, **kwargs)
+    return _to_slices(context, found_BTgD), None
 
 
-class _Turned(torch.autograd.Function):
-    """Slices of all heads to some heads of whole rows, or the other way; (B, h, T, D)."""
+def _to_heads(peers: Peers, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Some heads of whole rows (B, g, T, D), from slices of all heads (B, h, S, D); one exchange
+    for all tensors, whose dtype is one."""
+    # (R, B, S, g * D): what comes from rank r is slice r of the row.
+    parts = [t.unflatten(1, (peers.size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for t in tensors]
+    taken_RBSg = _exchange(torch.cat(parts, 3), peers.group)
+    rows_BTg = taken_RBSg.transpose(0, 1).flatten(1, 2)
+    columns = rows_BTg.split([part.shape[3] for part in parts], 2)
+    pairs = zip(columns, tensors, strict=True)
+    return tuple(own.unflatten(2, (-1, t.shape[3])).transpose(1, 2) for own, t in pairs)
 
-    @staticmethod
-    def forward(ctx: Any, group: Any, to_heads: bool, *tensors: Tensor) -> Any:  # noqa: ANN401
-        ctx.group, ctx.to_heads = group, to_heads
-        return _turned(group, to_heads, tensors)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:  # noqa: ANN401
-        return None, None, *_turned(ctx.group, not ctx.to_heads, gradients)
+def _to_slices(peers: Peers, found_BTgD: Tensor) -> Tensor:
+    """Slices of all heads (B, S, h, D), from some heads of whole rows."""
+    sent_RBSgD = found_BTgD.unflatten(1, (peers.size, -1)).transpose(0, 1)
+    taken_RBSgD = _exchange(sent_RBSgD.contiguous(), peers.group)
+    return taken_RBSgD.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
-def _turned(group: Any, to_heads: bool, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # noqa: ANN401
-    """One exchange for all tensors; their dtype is one."""
-    cut, joined = (1, 2) if to_heads else (2, 1)
-    parts = [torch.stack(tensor.chunk(group.size(), cut)) for tensor in tensors]
-    sent = torch.cat([part.flatten(1) for part in parts], 1)
-    taken = torch.empty_like(sent)
-    dist.all_to_all_single(taken.view(torch.uint8), sent.view(torch.uint8), group=group)
-    columns = torch.split(taken, [part[0].numel() for part in parts], 1)
-    return tuple(
-        torch.cat([own.view_as(part[0]) for own in column], joined)
-        for column, part in zip(columns, parts, strict=True)
-    )
+@torch.library.custom_op("rlstreams::exchange", mutates_args=())
+def _exchange(sent_R: Tensor, group: str) -> Tensor:
+    """Entry r of `sent_R` goes to rank r of the group; entry r of the result comes from it."""
+    taken_R = sent_R.new_empty(sent_R.shape)
+    if _is_apart:
+        return taken_R.copy_(sent_R)
+    sent, taken = (t.contiguous().view(torch.uint8) for t in (sent_R, taken_R))
+    dist.all_to_all_single(taken, sent, group=dist.distributed_c10d._resolve_process_group(group))
+    return taken_R
+
+
+@_exchange.register_fake
+def _(sent_R: Tensor, group: str) -> Tensor:
+    del group
+    return sent_R.new_empty(sent_R.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, str], output: Tensor) -> None:  # noqa: ANN401
+    del output
+    ctx.group = inputs[1]
+
+
+def _backward(ctx: Any, gradient_R: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    return _exchange(gradient_R.contiguous(), ctx.group), None
+
+
+_exchange.register_autograd(_backward, setup_context=_keep)
+_is_apart = False  # in this process
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Compute without the peers: nothing is exchanged, so only shapes are right."""
+    global _is_apart  # noqa: PLW0603
+    _is_apart = True
+    try:
+        yield
+    finally:
+        _is_apart = False
 
 
 class _Gathered(torch.autograd.Function):

@@ -14,9 +14,11 @@ import torch
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.compute.deal import for_hands
+from rlstreams.workers.compute.score import scorer_of
 from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
+from rlstreams.workers.engines.folder_channel import FolderChannel
 from rlstreams.workers.model import bins, context
 from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.cut import Cut
@@ -26,7 +28,8 @@ from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
-from tests.heavy.trainer import packing_follower
+from tests.heavy.test_packed_scorer import sequences_of
+from tests.heavy.trainer import flawed_follower, packing_follower
 from tests.heavy.trainer.parallel_stand import batch_of, hashes, leave, meet_again
 
 # Without a mean over steps the first moment is the gradient.
@@ -36,10 +39,12 @@ SECTION = TrainerSection(
         kind="gspo", proximal="step_start", correction_level="sequence", reduce="sequence"
     ),
     activation_checkpointing=True,
+    micro_batch_tokens=64,
 )
 SLICED = replace(SECTION, ranks=2, layout=LayoutSection(cp=2))
 TOLERANCE = 1e-5
 PACKING = packing_follower.__name__
+pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 at_night = partial(pytest.param, marks=pytest.mark.slow)
 
 
@@ -80,8 +85,8 @@ def looks_of(training: Training, batch: Batch) -> list[Look]:
 @pytest.mark.parametrize(
     ("family", "changes", "in_bins", "ranks"),
     [
-        ("Qwen3ForCausalLM", {"num_attention_heads": 8}, False, 2),
-        at_night("Qwen3ForCausalLM", {"num_attention_heads": 8}, True, 2),
+        at_night("Qwen3ForCausalLM", {"num_attention_heads": 8}, False, 2),
+        ("Qwen3ForCausalLM", {"num_attention_heads": 8}, True, 2),
         at_night("Qwen3ForCausalLM", {"num_key_value_heads": 1}, False, 4),
         at_night("Gemma3ForCausalLM", {"num_key_value_heads": 1}, True, 2),
         at_night("Qwen3MoeForCausalLM", {}, False, 2),
@@ -100,6 +105,7 @@ def test_slices_of_rows_give_what_whole_rows_give(
     team = two if ranks == 2 else Team([""] * (ranks - 1), program=PACKING)
     many = Training(folder, replace(SLICED, ranks=ranks), threads=1, team=team)
     assert not many.learner.why_padded
+    assert bool(many.why_eager) == ("Moe" in family)
     assert many.learner.why_unshared == "ranks share each row"
     batch = batch_of(0, 57, in_bins=in_bins, is_routed="Moe" in family)
     assert any((m.bin_tokens or m.real_BT.shape[1]) % 2 for m in batch.micro_batches)
@@ -127,6 +133,43 @@ def test_slices_of_rows_give_what_whole_rows_give(
     leave(many)
     if ranks > 2:
         team.close()
+
+
+def test_one_rank_s_compiler_decides_for_all(tmp_path: Path) -> None:
+    """Its layers differ, so all compile without fusion; there it fails, so all compute the layers
+    as they are, say so, and learn the same."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path)
+    batch, losses = batch_of(0, 57, in_bins=True), []
+    for program in (PACKING, flawed_follower.__name__):
+        with closing(Team([""], program=program)) as team:
+            training = Training(folder, SLICED, threads=1, team=team)
+            losses.append(training.learner.step(batch).loss)
+            assert training.numerics.compiled == (not training.why_eager)
+            leave(training)
+    assert "the compiler of this rank is flawed" in training.why_eager
+    assert losses[0] == pytest.approx(losses[1], abs=TOLERANCE)
+
+
+def test_ranks_that_share_rows_score_as_one(tmp_path: Path, two: Team) -> None:
+    """Compiled, forwards alone."""
+    folder = families.make("Qwen3ForCausalLM", tmp_path)
+    channel, found = FolderChannel(folder), []
+    sequences = sequences_of([40, 1, 17, 2, 58, 33, 5])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bins, "CPU", CPU)  # this one pads rows
+        one = scorer_of(folder, token_budget=64)
+    together = scorer_of(folder, team=two, token_budget=64, layout=LayoutSection(cp=2))
+    assert not together.why_padded
+    assert not together.why_eager
+    for scorer in (one, together):
+        scorer.pull(channel.published, channel)
+        for _ in range(2):
+            found.append(scorer.score(sequences, channel.published.policy_version, 0.7))
+    two.together(together.leave, "leave", number=together.number)
+    for alone, _, sliced, again in zip(*found, strict=True):
+        np.testing.assert_allclose(sliced.logprobs, alone.logprobs, atol=TOLERANCE)
+        np.testing.assert_allclose(sliced.entropy, alone.entropy, atol=TOLERANCE)
+        np.testing.assert_array_equal(again.logprobs, sliced.logprobs)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, Trai
 from rlstreams.workers.engines.base import TokenSequence
 from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.base import EngineError
+from rlstreams.workers.model.layers import recompute_activations
 from rlstreams.workers.model.model import load_model, right_padded
-from rlstreams.workers.model.recompute import recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.training import Training

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from rlstreams.workers.model.base import LOGITS_BYTES
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.head import Function, Head
+from rlstreams.workers.model.layers import recompute_layers
 from rlstreams.workers.model.megatron.build import RankModel, forget_replays
 from rlstreams.workers.model.megatron.split_head import SplitHead, group_of
 from rlstreams.workers.model.megatron.tables import mixed_layers
-from rlstreams.workers.model.recompute import recompute_layers
 from rlstreams.workers.model.routing import Counted, Forced, Routes, RoutingReplay
 from rlstreams.workers.model.token_scores import (
     TokenScores,
