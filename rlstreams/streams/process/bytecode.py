@@ -1,9 +1,9 @@
 """Bytecode of libraries: kept in the cache folder where it cannot be kept beside their source.
 
 uv installs libraries without bytecode, and containers set PYTHONDONTWRITEBYTECODE or have libraries
-in a folder that may not be written: every process then compiles all that it imports (decision 0101).
-A library that has its bytecode beside it is left alone, for a Python that looks for bytecode in a
-folder of its own no longer looks there.
+in a folder that may not be written: every process then compiles all that it imports
+(infra/decisions/0101). A library that has its bytecode beside it is left alone, for a Python that
+is given a folder for bytecode looks nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def keep() -> None:
 
 
 def variables(library: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Changes of a Python's environment with which it keeps bytecode; none where it needs no help.
+    """Changes of a Python's environment with which it keeps bytecode; none where it needs no help,
+    or where the cache folder's `bytecode` cannot be made or others can write it.
 
     Args:
         library: `__init__.py` of a large library that it imports; empty: it has none.
@@ -48,4 +49,14 @@ def variables(library: str, environment: Mapping[str, str]) -> dict[str, str]:
         return {PLACE: ""} if place else {}
     if place or not (environment.get(FORBIDS) or not os.access(source.parent, os.W_OK)):
         return {}
-    return {FORBIDS: "", PLACE: ours}
+    return {FORBIDS: "", PLACE: ours} if _is_own(Path(ours)) else {}
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether nobody but this user can write the folder, which is made: bytecode is code."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022

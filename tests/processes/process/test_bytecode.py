@@ -65,6 +65,8 @@ def test_only_a_python_that_needs_help_gets_it(
     assert variables(library, helped) == {}  # of a parent that was helped
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert variables(library, {}) == helped
+    (tmp_path / "cache" / "bytecode").chmod(0o777)
+    assert variables(library, {}) == {}  # anybody could put code there
     (site / "__pycache__").mkdir()
     (site / "__pycache__" / "__init__.cpython-312.pyc").touch()
     assert variables(library, {FORBIDS: "1"}) == {}
