@@ -22,9 +22,7 @@ def test_a_role_on_a_gpu_checks_with_more_threads(
     monkeypatch.setattr(selfcheck, "read_config", lambda _: None)
     monkeypatch.setattr(selfcheck, "vocab_size_of", lambda _: 1)
     monkeypatch.setattr(selfcheck, "TokenScorer", lambda *_: None)
-    monkeypatch.setattr(
-        selfcheck, "check_scoring", lambda *_: seen.append(torch.get_num_threads())
-    )
+    monkeypatch.setattr(selfcheck, "check_scoring", lambda *_: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
