@@ -18,6 +18,7 @@ from typing import NoReturn
 import click
 
 from rlstreams.cli.options import meant, refuse_nothing, write_commands
+from rlstreams.streams.process import bytecode
 from rlstreams.streams.process.descriptors import raise_limit
 from rlstreams.workers.loop.ending import (
     release_output,
@@ -185,6 +186,7 @@ def console(program: click.Command = PROGRAM) -> int:
     """Run `main` as the installed script; the process ends even if a thread still computes."""
     speak_any_text()
     raise_limit()
+    bytecode.keep()
     try:
         status = main(program=program)
         end_within(status)

@@ -85,6 +85,12 @@ TRIED = [
         marks=SLOW,
     ),
     pytest.param(
+        "trainer_start",
+        [*SMALL, "--shape", "tiny", "--dtype", "float32", "--starts", "1"],
+        "starts_s",
+        marks=SLOW,
+    ),
+    pytest.param(
         "first_hour",
         ["--cpu", "--skip-install", "--rows", "infra/examples/demo/train.jsonl", "--steps", "3",
          "--rise", "-1", "--folder", "{}"],
@@ -102,6 +108,7 @@ HERE: dict[str, tuple[dict[str, Any], list[str], str]] = {
     ),
     "tests.bench.codec": ({"ROUNDS": 1}, [], "wire_bytes"),
     "tests.bench.recording": ({}, ["--samples", "120"], "by_id_median_ms"),
+    "tests.bench.imports": ({}, ["--module", "decimal", "--times", "1"], "kept"),
     "tests.bench.agent_turns": ({}, ["--sessions", "2", "--turns", "2"], "cpu_ms_per_call"),
     "tests.bench.gateway": (
         {"ROUNDS": 1, "SHAPES": ((1, 2_000, False), (2, 2_000, True))},

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 START_S = 240.0  # of a Python process with torch, on a busy machine
 # In place of a Python with vLLM: a stand-in that listens where it is told. It has one or not.
 SERVER = """#!/bin/sh
-if [ "$1" = -c ]; then echo '{{"vllm": "0.32.0"}}'; exit; fi
+if [ "$1" = -c ]; then echo '["vllm", "0.32.0", ""]'; exit; fi
 while [ "$1" != --port ]; do shift; done
 cd {root} && PYTHONPATH=. exec {python} -m tests.servers.serve vllm-0.32.0 "$2" {hangs}
 """

@@ -33,10 +33,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made.close()
 
 
-def python_with(folder: Path, packages: str) -> Path:
-    """An executable that answers as a Python with these packages would."""
+def python_with(folder: Path, version: str) -> Path:
+    """An executable that answers as a Python with this vLLM would."""
     program = folder / "python"
-    program.write_text(f"#!/bin/sh\necho '{packages}'\n")
+    program.write_text(f"""#!/bin/sh\necho '["vllm", "{version}", ""]'\n""")
     program.chmod(0o755)
     return program
 
@@ -94,7 +94,7 @@ def test_a_version_that_was_never_tried(tmp_path: Path) -> None:
     started; any other is tried: what is looked at is said, at a start as well."""
 
     def check(version: str, *words: str) -> Check:
-        python = python_with(tmp_path, f'{{"vllm": "{version}"}}')
+        python = python_with(tmp_path, version)
         return named(config_of(tmp_path, f"--engine.python={python}", *words), "engine")
 
     old = check("0.24.9")
@@ -113,7 +113,7 @@ def test_a_version_that_was_never_tried(tmp_path: Path) -> None:
         newer.found
     )
     told: list[str] = []
-    python = python_with(tmp_path, '{"vllm": "0.99.0"}')
+    python = python_with(tmp_path, "0.99.0")
     preflight(config_of(tmp_path, f"--engine.python={python}", "--rollout.capture_experts=false"),
               told.append)  # fmt: skip
     assert [f"warning: {newer.found}"] == [line for line in told if "vllm 0.99.0" in line]
@@ -128,7 +128,7 @@ def test_the_extra_brings_the_version_that_errors_say_to_install() -> None:
 
 def test_an_argument_that_contradicts_one_of_ours(tmp_path: Path) -> None:
     """It is part of the start command; without the model's folder that is not made."""
-    python = python_with(tmp_path, '{"vllm": "0.32.0"}')
+    python = python_with(tmp_path, "0.32.0")
     config = config_of(tmp_path, f"--engine.python={python}", "--engine.args.logprobs-mode=raw")
     assert "engine.args.logprobs-mode is 'raw'" in named(config, "engine").found
     (check,) = [c for c in found(config, has_model=False) if c.name == "engine"]

@@ -12,7 +12,7 @@ from pathlib import Path
 TEXT = """#!{python}
 import http.server, json, os, sys, time
 if sys.argv[1] == "-c":
-    print(json.dumps({{"vllm": "0.32.0"}}))
+    print(json.dumps(["vllm", "0.32.0", ""]))
     sys.exit()
 said = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 is_asleep = False

@@ -17,6 +17,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TypeVar
 
+from rlstreams.streams.process.bytecode import FORBIDS
 from rlstreams.streams.process.child import Child
 
 UNLEARNT = 255  # multiprocessing's status where the fork server, which alone knew it, is gone
@@ -99,3 +100,5 @@ def _be(run: Run, argv: Sequence[str], log: Path, pipe: Connection) -> None:
 
 if any(word.startswith(_ITS_COMMAND) for word in sys.orig_argv) and os.getsid(0) != os.getpid():
     os.setsid()  # the fork server imports this module first
+    # multiprocessing starts it with the -B that its parent's environment once asked for.
+    sys.dont_write_bytecode = bool(os.environ.get(FORBIDS))

