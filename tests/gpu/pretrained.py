@@ -3,15 +3,17 @@
     python -m tests.gpu.pretrained --folder runs/pretrained --gpus 2 --limit-s 300
     python -m tests.gpu.pretrained --folder runs/pretrained --runs seed0 --model hf:Qwen/Qwen3-0.6B
     python -m tests.gpu.pretrained --folder runs/agent --runs agent,one-turn,agent-control --gpus 2
+    python -m tests.gpu.pretrained --runs kl,long --gpus 2 --limit-s 400 --go-on  # again and again
 
 Each stage leaves a file, and the same command goes on behind the last one, so that what a sitting
 cannot hold is done in the next: `warm.json` (accuracy after the warm-up), `shots.json` (of the
 model as it came, with four solved problems before each), rows of what is right in 5 to 50 %, for
 each run `NAME.json` (its curve) and `NAME-after.json`, `forgotten.json`. `result.json` has them
 all. Runs `agent` are of the agent with a calculator, after a warm-up of their own, and `one-turn`
-of the same problems without it; their result is the curve. Runs are dealt out to the GPUs in their
-order; the second one of a GPU starts
-`--stagger-s` later, when the servers of the first are up.
+of the same problems without it; their result is the curve. Run `kl` stays close to the warmed-up
+model, `long` has twice the steps. With `--go-on` a run that its limit ended goes on behind its
+last step, and its model is evaluated again. Runs are dealt out to the GPUs in their order; the
+second one of a GPU starts `--stagger-s` later, when the servers of the first are up.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ RUNS = {
     "control": ("run.seed=0", "trainer.control=permuted"),
     "seed1": ("run.seed=1",),
     "seed2": ("run.seed=2",),
+    # As peers weigh k3 of a token: 0.001 (verl) to 0.04 (DeepSeekMath, arXiv 2402.03300, 4.2).
+    "kl": ("run.seed=0", "trainer.loss.kl_coef=0.02"),
+    "long": ("run.seed=0", "trainer.steps=600"),
     # A grid of learning rates; the example's own is in its run.toml.
     "lr2e-6": ("run.seed=0", "trainer.optimizer.lr=2e-6"),
     "lr1e-5": ("run.seed=0", "trainer.optimizer.lr=1e-5"),
@@ -153,6 +158,8 @@ class Driver:
         """A run to its end or limit, its model, that model's accuracy."""
         gpu, wait_s = place % self._args.gpus, place // self._args.gpus * self._args.stagger_s
         out, after = self._folder / f"{name}.json", self._folder / f"after-{name}"
+        if self._args.go_on:
+            self.unfinished(name)
         if not out.exists():
             time.sleep(wait_s)
         words = [f"--run.id={name}", *(f"--{word}" for word in RUNS[name])]
@@ -178,6 +185,17 @@ class Driver:
             self._folder / "runs" / name, "--out", after, gpu=gpu,
         )  # fmt: skip
         return is_there and self.evaluated(f"{name}-after", after, gpu=gpu)
+
+    def unfinished(self, name: str) -> None:
+        """Remove the results of a run that ended before its last step; the run itself stays."""
+        out, after = (self._folder / f"{name}{end}.json" for end in ("", "-after"))
+        own = dict(word.split("=", 1) for word in RUNS[name])
+        wanted = int(own.get("trainer.steps", self._args.steps))
+        if out.exists() and (steps := json.loads(out.read_text("utf-8"))["steps"]) < wanted:
+            self.say(f"{name}: goes on behind step {steps} of {wanted}")
+            out.unlink()
+            after.unlink(missing_ok=True)
+            shutil.rmtree(self._folder / f"after-{name}", ignore_errors=True)
 
     def result(self) -> dict[str, Any]:
         """All files that are there, as one."""
@@ -227,6 +245,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-gpu", type=int, default=0, help="number of the first of them")
     parser.add_argument("--stagger-s", type=float, default=100.0)
     parser.add_argument("--limit-s", type=float, default=420.0, help="of a run, its start included")
+    parser.add_argument("--go-on", action="store_true", help="with runs that their limit ended")
     parser.add_argument("--warm-up", type=int, default=100, help="steps")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=20, help="steps between points of the curve")

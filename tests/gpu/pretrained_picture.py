@@ -19,9 +19,11 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from tests.gpu.reasoner_picture import SEEDS, line
+from tests.gpu.reasoner_picture import line
 
+SEEDS = ("seed0", "seed1", "seed2")
 CONTROL = "control"
+APART = {"kl": ("with a KL term", "tab:cyan"), "long": ("600 steps", "black")}
 OTHERS = ("tab:orange", "tab:red", "tab:brown", "tab:pink", "tab:olive")
 
 LAST = 3  # points of a curve that are its end
@@ -56,19 +58,22 @@ def bars(axes: Any, told: dict[str, Any], seeds: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Left: all trained kinds by GPU-seconds, seeds, control and others. Right: each kind before
-    and after."""
+    """Left: all trained kinds by GPU-seconds, of all runs. Right: each kind before and after, of
+    the seeds."""
     told, *others = (json.loads(Path(n).read_text(encoding="utf-8")) for n in (argv[0], *argv[2:]))
     runs = {name: run for name, run in told["runs"].items() if run["curve"]}
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
-    for number, name in enumerate(("seed0", *SEEDS[1:])):
+    for number, name in enumerate(SEEDS):
         if name in runs:
             line(left, runs[name], "gpu_s", "all", label=f"seed {number}", color=f"C{number * 2}")
+    for name, (label, color) in APART.items():
+        if name in runs:
+            line(left, runs[name], "gpu_s", "all", label=label, color=color)
     if CONTROL in runs:
         line(left, runs[CONTROL], "gpu_s", "all", label="rewards permuted", color="0.6")
     for number, (name, run) in enumerate(others[0]["runs"].items() if others else ()):
         line(left, run, "gpu_s", "all", label=name, color=OTHERS[number], linestyle="--")
-    bars(right, told, [name for name in runs if name != CONTROL])
+    bars(right, told, [name for name in SEEDS if name in runs] or sorted(runs))
     left.set(
         title="Gemma 3 270M, kinds that it was trained on",
         xlabel="GPU-seconds behind the first step",

@@ -269,6 +269,51 @@ def test_the_driver_adds_up_what_there_is(tmp_path: Path) -> None:
     assert (found["warm"], found["shots"]) == ({"a": 1}, None)
 
 
+@pytest.mark.parametrize(
+    ("words", "goes_on"),
+    [((), ()), (("--go-on",), ("long",)), (("--go-on", "--steps", "301"), ("kl", "long"))],
+)
+def test_what_a_limit_ended_goes_on_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], goes_on: tuple[str]
+) -> None:
+    """Its curve and its model are made again; what reached its last step is not touched."""
+    for name in ("kl", "long"):
+        (tmp_path / f"{name}.json").write_text('{"steps": 300}', encoding="utf-8")
+        (tmp_path / f"{name}-after.json").write_text("{}", encoding="utf-8")
+        (tmp_path / f"after-{name}").mkdir()
+        (tmp_path / f"after-{name}" / "config.json").write_text("{}", encoding="utf-8")
+    made: list[str] = []
+
+    def stage(_: object, name: str, result: Path, *__: object, **___: object) -> bool:
+        made.extend([] if result.exists() else [name])
+        return True
+
+    monkeypatch.setattr(pretrained.Driver, "stage", stage)
+    driver = pretrained.Driver(pretrained.parse(["--folder", str(tmp_path), *words]))
+    assert driver.ran(0, "kl")
+    assert driver.ran(0, "long")
+    assert made == [f"{name}{end}" for name in goes_on for end in ("", "-export", "-after")]
+
+
+@pytest.mark.parametrize("name", pretrained.RUNS)
+def test_each_run_of_the_driver_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `tests.gpu.reasoner` is asked for it; each changes what its name says."""
+    asked: list[list[str]] = []
+
+    def stage(_: object, stage: str, *words: object, **__: object) -> bool:
+        asked.extend([[str(word) for word in words]] if stage == name else [])
+        return True
+
+    monkeypatch.setattr(pretrained.Driver, "stage", stage)
+    assert pretrained.Driver(pretrained.parse([])).ran(0, name)
+    args = reasoner.parse(asked[0][2:])
+    words = [f"trainer.steps={args.steps}", *(word.removeprefix("--") for word in args.overrides)]
+    config = load([EXAMPLE / "run.toml", *args.overlay], words)
+    check_start(config)
+    changed = {"kl": config.trainer.loss.kl_coef, "long": config.trainer.steps}
+    assert changed == {"kl": 0.02 * (name == "kl"), "long": 600 if name == "long" else 300}
+
+
 def test_the_picture_shows_what_was_trained(tmp_path: Path) -> None:
     """Of runs that got far enough; one that was cut off has a curve alone."""
     cells = {name: {"pass@1": [0.3, 0.2, 0.4]} for name in ("story 1", "clock 2", "order 4")}
@@ -278,13 +323,15 @@ def test_the_picture_shows_what_was_trained(tmp_path: Path) -> None:
     told = {"warm": {"accuracy": cells}, "runs": {"seed0": run, "seed1": {"curve": curve}}}
     (tmp_path / "r.json").write_text(json.dumps(told), encoding="utf-8")
     (tmp_path / "b.json").write_text(json.dumps({"runs": {"peer": {"curve": curve}}}), "utf-8")
+    told["runs"] = {"kl": run}
+    (tmp_path / "k.json").write_text(json.dumps(told), encoding="utf-8")
     words = [str(tmp_path / name) for name in ("r.json", "p.png", "b.json")]
     pictures = []
-    for given in (words[:2], words):
+    for given in (words[:2], words, [str(tmp_path / "k.json"), words[1]]):
         assert pretrained_picture.main(given) == 0
         pictures.append((tmp_path / "p.png").read_bytes())
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
-    assert pictures[0] != pictures[1]
+    assert len(set(pictures)) == 3
 
 
 def test_a_run_is_as_its_example_says() -> None:
