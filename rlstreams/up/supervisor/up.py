@@ -61,11 +61,11 @@ from rlstreams.workers.loop.agreement import (
     other_files,
     tokenizer_hash,
     user_code_hashes,
+    weights_digest,
 )
 from rlstreams.workers.loop.control import DRAINING, RUNNING, desired
 from rlstreams.workers.trainer.family import branch_line, differing
 from rlstreams.workers.trainer.witnesses import check_tail
-from rlstreams.workers.weights.folder_digest import weights_digest
 
 
 def up(options: UpOptions, hook: FaultHook | None = None) -> int:

@@ -19,13 +19,13 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.hub import found_folder, model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.user_code import code_hashes, option_hashes
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.host import NOT_INSTALLED, commit, library_versions
-from rlstreams.workers.weights.folder_digest import weights_digest
+from rlstreams.workers.weights.folder_digest import folder_digest
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
     "prompts": ("run.seed", "prompts", "trainer.groups_per_step", "trainer.max_staleness"),
@@ -276,6 +276,20 @@ def tokenizer_hash(model_path: str) -> str:
     """SHA-256 of the model's `tokenizer.json`, hexadecimal; empty without one."""
     file = model_folder(model_path) / "tokenizer.json" if model_path else None
     return file_sha256(file) if file is not None and file.is_file() else ""
+
+
+def weights_digest(path: str) -> str:
+    """Digest of samples of a model's weight files, hexadecimal; empty: they are not on this host,
+    or cannot be read, which the role that loads them reports.
+
+    Args:
+        path: its folder, or `hf:ORG/NAME`.
+    """
+    try:
+        folder = found_folder(path)
+    except ConfigError:
+        return ""
+    return folder_digest(folder) if folder else ""
 
 
 def reference_digest(config: RunConfig) -> str:

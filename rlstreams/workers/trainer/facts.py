@@ -24,13 +24,13 @@ from rlstreams.workers.loop.agreement import (
     shape_hash,
     tokenizer_hash,
     user_code_hashes,
+    weights_digest,
 )
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import commit, host_name, library_versions
 from rlstreams.workers.trainer.training.checkpoint import BASE_EPOCH, CheckpointStore
 from rlstreams.workers.trainer.witnesses import check_tail
-from rlstreams.workers.weights.folder_digest import weights_digest
 
 if TYPE_CHECKING:
     from rlstreams.workers.model.model import Numerics

@@ -1,4 +1,4 @@
-"""A digest of a model folder's weights that costs milliseconds: from samples, without torch.
+"""A digest of a model folder's weights from samples of them: without torch, and without loading.
 
 It tells two models apart, and a model before training from one after it. It proves no equality:
 that is the weight hash's work, which reads every byte. Files and their number do not count.
@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.hub import found_folder
-
 MOST_SAMPLED = 512  # tensors, spread over all names: each costs a seek
 SAMPLE_BYTES = 4096  # of a tensor, from its middle: a first row may be padding
 _TIED = "lm_head.weight"  # libraries write it, or leave it out, where it is the embedding
@@ -28,22 +25,17 @@ class _Tensor(NamedTuple):
     kind: str  # dtype and shape
 
 
-def weights_digest(path: str) -> str:
+def folder_digest(folder: Path) -> str:
     """SHA-256 of names, types, shapes and samples, hexadecimal; empty: there are no safetensors
-    here that can be read.
-
-    Args:
-        path: folder of a model, or `hf:ORG/NAME`.
-    """
+    that can be read."""
     try:
-        folder = found_folder(path)
-        tensors = dict(_tensors(folder)) if folder else {}
+        tensors = dict(_tensors(folder))
         digest = hashlib.sha256()
         names = sorted(tensors.keys() - {_TIED})
         digest.update(json.dumps([[name, tensors[name].kind] for name in names]).encode())
         for name in names[:: len(names) // MOST_SAMPLED + 1]:
             digest.update(_sample(tensors[name]))
-    except (ConfigError, OSError, ValueError, KeyError, TypeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
         return ""  # the role that loads it reports that
     return digest.hexdigest() if names else ""
 

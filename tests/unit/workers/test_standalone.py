@@ -31,13 +31,13 @@ from rlstreams.workers.loop.agreement import (
     other_release,
     out_of_reach,
     user_code_hashes,
+    weights_digest,
 )
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.standalone import StandaloneRole
 from rlstreams.workers.trainer import facts
-from rlstreams.workers.weights.folder_digest import weights_digest
 from tests import factories
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
