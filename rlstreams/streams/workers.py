@@ -51,11 +51,13 @@ PROGRESS = (
     "dropped_groups",
     "pulls",
 )
-# Counters of work that is not committed yet, or that every new process can repeat; a judge's
-# requests come, and are answered with 503, before there is a server.
-_NO_WORK = frozenset(
-    {"sampled_tokens", "fetched_records", "failed_pulls", "given_up", "requests", "answers"}
-)
+# Counters of work that is not committed yet, or that every new process repeats, such as its first
+# pull and a server's start; a judge's requests come, and are answered with 503, before there is a
+# server.
+_NO_WORK = frozenset({
+    "sampled_tokens", "fetched_records", "pulls", "pull_s", "pulled_bytes", "failed_pulls",
+    "given_up", "requests", "answers", "server_starts",
+})  # fmt: skip
 # Counters of a role's own work.
 _WORK = ("samples", "evaluation_samples", "server_starts")
 

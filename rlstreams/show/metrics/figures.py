@@ -185,13 +185,18 @@ def _of_agent(one: AgentState) -> Mapping[str, Figure]:
 
 _LEARNING = {  # by the step's metric
     "kl": ("KL", "Distance of the trained policy from the one that sampled, in nats a token."),
+    "kl_reference": (
+        "KL from reference",
+        "Distance of the trained policy from logprob.reference, in nats a token, before kl_coef.",
+    ),
     "entropy": ("entropy", "How undecided the policy is, in nats a token."),
     "grad_norm": ("gradient", "Norm of the step's gradient before it is clipped."),
 }
 
 
 def of_step(point: StepPoint) -> Mapping[str, Figure]:
-    """Whether a step learns: loss, KL, entropy, gradient norm; and how old its samples were."""
+    """Whether a step learns: loss, KL, entropy, gradient norm; how old its samples were. The KL
+    divergence from a reference, where the loss has one."""
     found = {
         "loss": Figure(
             name="loss", value=number(point.loss), about="What the step minimised, at its start."

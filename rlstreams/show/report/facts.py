@@ -55,6 +55,8 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
 
     loss = f"{get('trainer.loss.kind')}, advantages by {get('trainer.loss.advantage')}"
     loss += f", mean by {get('trainer.loss.reduce')}, KL coefficient {get('trainer.loss.kl_coef')}"
+    if found.get("trainer.loss.kl_coef"):
+        loss += f" ({get('trainer.loss.kl_estimator')}, from {get('logprob.reference')})"
     lora = f", LoRA of rank {get('trainer.lora.rank')}" if found.get("trainer.lora.rank") else ""
     hosts = dict.fromkeys([*(c.host for c in claims), *(w.host for w in state.throughput.workers)])
     versions = claims[-1].versions

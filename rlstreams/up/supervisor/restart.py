@@ -118,7 +118,7 @@ class RestartPolicy:
             return (self._fenced if status == Exit.FENCED else self._owned)(how, end.seen_s)
         self._owned_since_s = None
         if self._starts_slowly and self._same[1] >= SAME_LIMIT:
-            return Decision(Action.STOP, f"{how}, {SAME_LIMIT} starts in a row, none was ready")
+            return Decision(Action.STOP, f"{how}, {SAME_LIMIT} starts in a row, none served")
         return self._followed(how, verdict, is_disk_full=end.is_disk_full)
 
     def _count_same(self, end: Exited) -> None:

@@ -55,7 +55,14 @@ from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.loop.agreement import HELD_OUT, other_files, user_code_hashes
+from rlstreams.workers.loop.agreement import (
+    HELD_OUT,
+    WEIGHTS,
+    other_files,
+    tokenizer_hash,
+    user_code_hashes,
+    weights_digest,
+)
 from rlstreams.workers.loop.control import DRAINING, RUNNING, desired
 from rlstreams.workers.trainer.family import branch_line, differing
 from rlstreams.workers.trainer.witnesses import check_tail
@@ -249,6 +256,7 @@ def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: b
         return
     # As the trainer does before its claim, but a minute of starts earlier.
     check_tail(bus, watcher.ledger, config.run.id, Path(config.folder))
+    refuse_other_model(config, claims[-1])
     found = changes(claims[-1].config, resolved_json(config))
     found += file_changes(config, claims[-1])
     changed = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
@@ -262,8 +270,26 @@ def file_changes(config: RunConfig, claim: TrainerStarted) -> list[tuple[str, st
     return [(f"SHA-256 of {name}", was, is_) for name, is_, was in other_files(files, claim.hashes)]
 
 
+def refuse_other_model(config: RunConfig, claim: TrainerStarted) -> None:
+    """Refuse to go on with other weights or another tokenizer, which the trainer would refuse once
+    it has loaded them.
+
+    Raises:
+        ConfigError: names the field and both values.
+    """
+    was = json.loads(claim.config)["model"]["path"]
+    here = {"tokenizer": tokenizer_hash, WEIGHTS: weights_digest}
+    for name, digest_of in here.items():
+        before, now = claim.hashes.get(name), digest_of(config.model.path)
+        if before and now and before != now:
+            raise ConfigError(
+                f"model.path is {config.model.path} (SHA-256 of its {name}: {now[:12]}), but the "
+                f"run was started with {was} ({before[:12]}): restore it, or choose another run.id"
+            )
+
+
 # Another seed is another order of rows and other samples: not the run of the log.
-# Data set, tokenizer and model are compared by content, by the trainer; partitions by the broker.
+# Data set and model are compared by content, by the trainer; partitions by the broker.
 # These, and the seed, the trainer would refuse too, but after other roles had begun.
 FIXED = ("run.seed", "model.dtype", "prompts.group_size", "trainer.lora")
 

@@ -43,7 +43,7 @@ class OptimizerSection(Section, section="trainer.optimizer"):
     eps: PositiveFloat = 1e-8
     """Added to the denominator."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay of every parameter, norms and biases too."""
     max_grad_norm: PositiveFloat = 1.0
     """The gradient norm is clipped to this."""
 

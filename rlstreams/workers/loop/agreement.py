@@ -1,8 +1,8 @@
 """Agreement of a worker's configuration with that of the trainer's claim. Pure.
 
 Compared are the settings that a role computes with, and the files that it read at its start: user
-code, templates and parsers of judges, held-out rows. Places of files, devices, threads and the
-broker's address are each host's own.
+code, templates and parsers of judges, held-out rows, the reference's weights. Places of files,
+devices, threads and the broker's address are each host's own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.hub import model_folder
+from rlstreams.workers.config.hub import found_folder, model_folder
 from rlstreams.workers.config.load import from_json
-from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.user_code import code_hashes, option_hashes
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.host import NOT_INSTALLED, commit, library_versions
+from rlstreams.workers.weights.folder_digest import folder_digest
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
     "prompts": ("run.seed", "prompts", "trainer.groups_per_step", "trainer.max_staleness"),
@@ -91,6 +92,8 @@ _JUDGED_WITH = (
     "judge.args",
 )
 HELD_OUT = "held_out"
+# Hashes of a claim.
+REFERENCE, WEIGHTS = "reference", "weights"  # digests of samples
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
@@ -119,6 +122,13 @@ def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
             f"the model's shape and end tokens (config.json, generation_config.json) have SHA-256 "
             f"{here[:12]} here and {there[:12]} there"
         )
+    if role == "logprob" and (there := claim.hashes.get(REFERENCE)):
+        here = reference_digest(config)
+        if here and here != there:
+            found.append(
+                f"the weights of logprob.reference {config.logprob.reference!r} have SHA-256 "
+                f"{here[:12]} here and {there[:12]} there (of samples)"
+            )
     return "; ".join(found)
 
 
@@ -266,6 +276,27 @@ def tokenizer_hash(model_path: str) -> str:
     """SHA-256 of the model's `tokenizer.json`, hexadecimal; empty without one."""
     file = model_folder(model_path) / "tokenizer.json" if model_path else None
     return file_sha256(file) if file is not None and file.is_file() else ""
+
+
+def weights_digest(path: str) -> str:
+    """Digest of samples of a model's weight files, hexadecimal; empty: they are not on this host,
+    or cannot be read, which the role that loads them reports.
+
+    Args:
+        path: its folder, or `hf:ORG/NAME`.
+    """
+    try:
+        folder = found_folder(path)
+    except ConfigError:
+        return ""
+    return folder_digest(folder) if folder else ""
+
+
+def reference_digest(config: RunConfig) -> str:
+    """Digest of the weights of a reference that is a folder of its own; empty: there is none, or it
+    is not on this host."""
+    is_own = config.trainer.loss.why_compared and config.logprob.reference != START
+    return weights_digest(config.logprob.reference) if is_own else ""
 
 
 def shape_hash(model_path: str) -> str:

@@ -101,6 +101,10 @@ class JudgeByTurns(ServerWorker):
         self._loop.close()
         super().close()
 
+    def _serves(self, since_s: float) -> bool:
+        """As it is ready: it pulls nothing."""
+        return self._ready_s is not None
+
     def _standing(self) -> tuple[str, str]:
         if self._sleeps:
             return OFFLOADED, AWAITS_TURN

@@ -177,6 +177,7 @@ class ServerWorker:
         self._turn = MemoryLease(is_shared=is_shared)
         self._began_s = time.monotonic()
         self._ready_s: float | None = None
+        self._is_of_use = False
         self._used_by = ""  # the worker's process in whose lease it was started
         self._slept_in = -1  # the lease at whose end it gave its memory up
         self._is_draining = self.is_paused = self.done = False
@@ -295,11 +296,19 @@ class ServerWorker:
                 raise self._ended(f"was not ready within {patience.start_s:g} s (engine.start_s)")
             return
         self._reporter.state(*self._standing())
+        if not self._is_of_use and self._serves(self._ready_s + NEWS_S):
+            self._is_of_use = True
+            self._reporter.count(served=1)
         if now_s - self._looks.answered_s > patience.silent_s:
             why = f"did not answer /health for {patience.silent_s:g} s (engine.silent_s)"
             raise self._ended(why)
         if worker := self._users.takes_for(State.HUNG, since_s=self._ready_s + NEWS_S):
             raise self._ended(f"hangs, says {worker}")
+
+    def _serves(self, since_s: float) -> bool:
+        """Whether the server was of use: a worker has said since then that it holds a version. One
+        that dies in each first pull is ready each time, and commits nothing."""
+        return bool(self._users.takes_for(State.SERVING, since_s=since_s))
 
     def _standing(self) -> tuple[str, str]:
         """State and detail of a server that is ready, for reports."""

@@ -17,10 +17,14 @@ from rlstreams.workers.config.load import from_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import (
+    REFERENCE,
+    WEIGHTS,
     other_files_text,
+    reference_digest,
     shape_hash,
     tokenizer_hash,
     user_code_hashes,
+    weights_digest,
 )
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
@@ -130,6 +134,9 @@ def _fixed(
     pairs += [("trainer.lora", old.trainer.lora, new.trainer.lora)]
     if old.trainer.loss.why_compared and new.trainer.loss.why_compared:  # one run, one reference
         pairs += [("logprob.reference", old.logprob.reference, new.logprob.reference)]
+        was, is_ = (own.get(REFERENCE) for own in (before.hashes, hashes))
+        if was and is_:  # neither is of an older release, or of a host without the folder
+            pairs += [("digest of logprob.reference", was, is_)]
     was_by, is_by = old.trainer.loss.advantage, new.trainer.loss.advantage
     if "gae" in (was_by, is_by):  # only one of two checkpoints has a critic
         pairs += [("trainer.loss.advantage", was_by, is_by)]
@@ -180,9 +187,14 @@ def _check_fresh(context: Context, bus: Bus, ledger: Ledger) -> None:
 
 
 def hashes_of(config: RunConfig) -> dict[str, str]:
-    """Hashes of data, tokenizer, the model's shape and user code, as a claim has them."""
+    """Hashes of data, tokenizer, the model's shape, weights and user code, as a claim has them."""
     path = config.model.path
-    of_model = {"tokenizer": tokenizer_hash(path), "shape": shape_hash(path)}
+    of_model = {
+        "tokenizer": tokenizer_hash(path),
+        "shape": shape_hash(path),
+        WEIGHTS: weights_digest(path),
+        REFERENCE: reference_digest(config),
+    }
     of_files = data_hashes(config.data) | user_code_hashes(config)
     return of_files | {name: digest for name, digest in of_model.items() if digest}
 

@@ -8,6 +8,7 @@ from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
+from rlstreams.workers.trainer.learn.adam import Adam
 from rlstreams.workers.trainer.learn.loss import policy_losses
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.weights.channel import WeightError
@@ -41,6 +42,21 @@ def test_a_changed_configuration_begins_with_the_next_step():
     )
     second.load(first.weights(), first.optimizer_tensors(), step=1)
     assert second.step(made(1)).metrics["lr"] == 0.125
+
+
+def test_decay_is_of_every_parameter():
+    """Norms and biases shrink as much: a step of zero gradients shows the decay alone."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    named = dict(model.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    adam = Adam(named)
+    adam.configure(OptimizerSection(weight_decay=0.5))
+    for name, parameter in named.items():
+        adam.take(name, torch.zeros_like(parameter))
+    adam.update(0.1)
+    assert set(named) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    for name, parameter in named.items():
+        torch.testing.assert_close(parameter.detach(), before[name] * (1 - 0.1 * 0.5))
 
 
 @pytest.mark.parametrize("reduce", ["token", "sequence"])

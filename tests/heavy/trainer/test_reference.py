@@ -137,6 +137,26 @@ def test_what_has_no_reference_is_set_aside(reference: Reference, tmp_path: Path
     assert sorted(g.group_id for e in dropped for g in e.groups) == ["0", "1"]
 
 
+def test_the_first_score_says_which_weights_a_folder_has(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """Of two hosts whose folders of one name differ: the other one's samples are set aside."""
+    config = make_config(
+        tmp_path, trainer__loss__kl_coef=COEF, trainer__steps=1, logprob__reference="/models/other"
+    )
+    log = make_log()
+    trainer = make_trainer(log, config)
+    other = replace(reference, weight_hash="f0" * 32)
+    late = [replace(sample, worker="logprob-1") for sample in group(reference, 1)]
+    send(log, group(other, 0)[0], *late, group(other, 0)[1])
+    run_steps(log, trainer, 1)
+    trainer.close()
+    letters = [e for e in read(log, DEAD_LETTERS.name) if isinstance(e, DeadLetter)]
+    assert [(letter.group_id, letter.reason) for letter in letters] == [("1", "validation")] * 2
+    assert f"reference_hash must be {'f0' * 32}" in letters[0].detail
+    assert f"got {reference.weight_hash} from logprob-1" in letters[0].detail
+
+
 def test_a_run_has_one_reference(reference: Reference, tmp_path: Path) -> None:
     """Two would be two losses in one ledger."""
     log, config = make_log(), make_config(tmp_path, trainer__loss__kl_coef=COEF)

@@ -139,8 +139,12 @@ def lease(state: str, *, turn: int = 1, ended: str = "", instance: str = "one") 
     return Lease(turn=turn, state=state, holder="rollout-0", instance=instance, ended=ended)
 
 
-def test_it_says_what_it_does_and_that_it_came_so_far(world: World) -> None:
-    """`up` takes a server that answered for work: what comes later is no failed start."""
+def test_it_says_what_it_does_and_that_it_came_so_far(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` takes a version that a worker's pull brought for work, not that the server answered: it
+    answers before each first pull that ends it."""
+    monkeypatch.setattr(module, "NEWS_S", 0.05)
     world.late.unlink()
     role = world.role()
     until(role, lambda: role._process.child, "not started")
@@ -152,6 +156,14 @@ def test_it_says_what_it_does_and_that_it_came_so_far(world: World) -> None:
     assert ("starting", {}) == (first.state, first.counters)
     assert f"vllm/0 at {world.url}" == last.detail
     assert {"server_starts": 1.0} == last.counters
+    time.sleep(0.1)
+    world.says(State.PULLING)
+    role.turn()
+    assert "served" not in world.reports()[-1].counters
+    for _ in range(2):
+        world.says(State.SERVING)
+        until(role, lambda: "served" in world.reports()[-1].counters, "it is of no use")
+    assert {"server_starts": 1.0, "served": 1.0} == world.reports()[-1].counters
     role.drain()
     until(role, lambda: role.done, "it does not drain")
     role.close()

@@ -26,6 +26,19 @@ def test_the_terminal_shows_figures_of_the_run() -> None:
     assert all(f"{figure.name} {figure.value}" in line for figure in step.values())
 
 
+def test_a_step_shows_its_divergence_from_a_reference_where_it_has_one() -> None:
+    """Beside that from the sampler, which has the shorter name; in the terminal's line too."""
+    given = full_input()
+    *before, point = given.views.run.steps
+    assert "kl_reference" not in of_step(point)
+    compared = replace(point, metrics={**point.metrics, "kl_reference": 0.038})
+    run = replace(given.views.run, steps=(*before, compared))
+    shown = replace(given, views=replace(given.views, run=run))
+    line = [text for text in PlainLines().new(shown) if text.startswith("step ")][-1]
+    assert "KL 0.0034  KL from reference 0.038  " in line
+    assert "KL from reference 0.038" in "\n".join(drawn(shown))
+
+
 def test_page_and_report_lay_out_all_of_them() -> None:
     """The run's progress on top and its cost below: value, name, unit, and what each means."""
     found = of_run(full_input().views, kills=full_input().kills, lost=0)

@@ -75,12 +75,14 @@ def watching(bus: MemoryBus, figures: Figures | None = None) -> Iterator[Watcher
 
 
 def test_work_is_what_a_process_committed() -> None:
-    """A trajectory and a count are; a report without any, of what was only read, or of what others
-    asked a judge's server that never came up, is no work."""
+    """A trajectory and a count are; a report without any, of what was only read, pulled or started,
+    or of what others asked a judge's server that never came up, is no work."""
     folds = Folds()
     progress = Progress(folds)
     folds.apply(worker_report(instance="idle", counters={"tokens": 0.0}))
     folds.apply(worker_report(instance="idle", counters={"fetched_records": 9.0}))
+    pulled = {"pulls": 1.0, "pull_s": 0.3, "pulled_bytes": 9.0, "server_starts": 1.0}
+    folds.apply(worker_report(instance="idle", counters=pulled))
     asked = {"requests": 40.0, "answers": 38.0}
     folds.apply(worker_report(instance="idle", counters=asked))
     folds.apply(worker_report(instance="busy", counters={"tokens": 1.0}))

@@ -265,8 +265,60 @@ def test_a_parameter_that_the_loader_passes_over_is_named(file: Path) -> None:
     assert (False, "layout", True) == (report["ok"], report["kind"], report["touched"])
     assert "filled all but extra:" in report["error"]
     assert obey(serving(Naming(has_extra=False)), order(file, mode="checkpoint"))["ok"]
-    model.names_nothing = True  # SGLang's loader: it cannot be known
-    assert obey(serving(model), order(file, mode="checkpoint"))["ok"]
+    model.names_nothing = True  # as most of SGLang's loaders: then what they write is watched
+    report = obey(serving(model, names_filled=False), order(file, mode="checkpoint"))
+    assert (False, "layout", True) == (report["ok"], report["kind"], report["touched"])
+    assert "filled all but extra:" in report["error"]
+    whole = Naming(has_extra=False)
+    whole.names_nothing = True
+    assert obey(serving(whole, names_filled=False), order(file, mode="checkpoint"))["ok"]
+
+
+class Fusing(torch.nn.Module):
+    """Loads as SGLang's Qwen3 does: parts by a weight loader, and the rest through `data`."""
+
+    def __init__(self, passes_over: str = "") -> None:
+        super().__init__()
+        self.norm = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16), False)
+        self.qkv_proj = torch.nn.Linear(2, 8, bias=False, dtype=torch.bfloat16)
+        self.replaced = torch.nn.Parameter(torch.zeros(2), False)
+        self._passes_over = passes_over
+
+    def load_weights(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        places = {"q_proj": slice(0, 4), "k_proj": slice(4, 6), "v_proj": slice(6, 8)}
+        with torch.inference_mode():
+            for name, tensor in tensors:
+                part = name.partition(".")[0]
+                if name == self._passes_over:
+                    continue
+                if part in places:
+                    self.qkv_proj.weight.data[places[part]].copy_(tensor)
+                elif name == "replaced":
+                    self.replaced.data = tensor.clone()
+                else:
+                    self.norm.data.copy_(tensor)
+
+
+@pytest.mark.parametrize("passed_over", ["", "norm", "v_proj.weight", "replaced"])
+def test_what_a_loader_writes_is_known_without_its_word(tmp_path: Path, passed_over: str) -> None:
+    """A part of a fused parameter too, though values are as they were: version 0 is what the
+    server began with."""
+    sent = {
+        "norm": torch.zeros(3, dtype=torch.bfloat16),
+        "replaced": torch.zeros(2),
+        **{
+            f"{part}_proj.weight": torch.zeros(rows, 2)
+            for part, rows in zip("qkv", (4, 2, 2), strict=True)
+        },
+    }
+    path = tmp_path / "v.safetensors"
+    save_file(sent, path)
+    what = order(path, mode="checkpoint", weight_hash=weight_hash(sent))
+    report = obey(serving(Fusing(passed_over), names_filled=False), what)
+    assert report["ok"] == (not passed_over)
+    if passed_over:
+        lacking = "qkv_proj.weight" if passed_over.startswith("v_") else passed_over
+        assert f"filled all but {lacking}:" in report["error"]
 
 
 def test_a_loader_that_knows_experts_one_by_one_is_given_them_so(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.addresses import is_loopback
@@ -17,6 +19,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.config.load import load, resolved_json
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import code_hashes
 from rlstreams.workers.loop import agreement, compared, host, standalone
@@ -28,6 +31,7 @@ from rlstreams.workers.loop.agreement import (
     other_release,
     out_of_reach,
     user_code_hashes,
+    weights_digest,
 )
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
@@ -182,6 +186,65 @@ def test_another_model_under_the_same_tokenizer_is_refused_with_both_hashes(
     if is_other:
         both = (agreement.shape_hash(ours.model.path)[:12], hashes["shape"][:12])
         assert "have SHA-256 {} here and {} there".format(*both) in told
+
+
+def test_a_reference_of_other_weights_is_refused_with_both_digests(tmp_path: Path) -> None:
+    """Of two folders of one name; not where it is on one host alone, nor by roles without it."""
+    made: dict[str, RunConfig] = {}
+    for name in ("here", "there", "same", "none"):
+        folder = tmp_path / name / "teacher"
+        made[name] = replace(
+            OURS,
+            trainer=replace(OURS.trainer, loss=LossSection(kl_coef=0.1)),
+            logprob=replace(OURS.logprob, reference=str(folder)),
+        )
+        if name != "none":
+            shutil.copytree(EXAMPLE.parent / "demo/model", folder)
+    edited(tmp_path / "there" / "teacher")
+
+    def differ(here: str, there: str, role: str = "logprob") -> str:
+        hashes = facts.hashes_of(made[there])
+        claim = factories.trainer_started(config=resolved_json(made[there]), hashes=hashes)
+        return disagreement(made[here], role, claim)
+
+    found = differ("here", "there")
+    assert re.fullmatch(
+        r"the weights of logprob\.reference '.*/here/teacher' have SHA-256 [0-9a-f]{12} here and "
+        r"[0-9a-f]{12} there \(of samples\)",
+        found,
+    )
+    alike = (("here", "same"), ("none", "there"), ("here", "none"), ("here", "there", "rollout"))
+    assert [""] * 4 == [differ(*hosts) for hosts in alike]
+
+
+def edited(folder: Path) -> None:
+    """One weight in the middle of a tensor is another one; the file's size is the same."""
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    size = int.from_bytes(content[:8], "little")
+    tensors = json.loads(content[8 : 8 + size])
+    begin, end = tensors["model.embed_tokens.weight"]["data_offsets"]
+    content[8 + size + (begin + end) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_digest_tells_weights_and_not_files(tmp_path: Path) -> None:
+    """A tied head that is written or left out is the same model, and so is one in two files; what
+    is no model has none."""
+    one, two, bad = (tmp_path / name for name in ("one", "two", "bad"))
+    for folder in (one, two, bad):
+        folder.mkdir()
+    rows = {f"layer.{n}": np.full((64, 64), n, np.float32) for n in range(3)}
+    save_file(rows, one / "model.safetensors")
+    save_file(rows | {"lm_head.weight": rows["layer.0"]}, two / "model-1.safetensors")
+    assert weights_digest(str(one)) == weights_digest(str(two)) != ""
+    save_file({"layer.2": rows["layer.2"]}, two / "model-2.safetensors")
+    save_file({"layer.0": rows["layer.0"], "layer.1": rows["layer.1"]}, two / "model-1.safetensors")
+    assert weights_digest(str(one)) == weights_digest(str(two))
+    save_file({"layer.2": rows["layer.1"]}, two / "model-2.safetensors")
+    assert weights_digest(str(one)) != weights_digest(str(two))
+    (bad / "model.safetensors").write_bytes(b"none")
+    assert "" == weights_digest(str(bad)) == weights_digest(str(tmp_path)) == weights_digest("")
 
 
 def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class Intake:
         self._size = PollSize(min(POLL_BYTES, payloads.limit_bytes))
         self.letters: list[DeadLetter] = []
         self.num_samples = 0
+        self._reference_hash = ""  # of the first score
 
     def poll(self, timeout_s: float) -> int:
         """Read available records; returns how many of them are older than this process.
@@ -172,6 +173,8 @@ class Intake:
             check_reference(scored, config.trainer.loss, self._reference())
             is_replayed = config.trainer.routing_replay
             check_routing(scored, is_replayed=is_replayed, shape=self._routers)
+            if scored.scores:
+                self._reference_hash = self._reference_hash or scored.scores[0].reference_hash
             if self._admission.add(SeenSample.of(scored, raw.position), now_s):
                 self._payloads.put(Payload(raw=raw, scored=scored))
                 self.num_samples += 1
@@ -179,9 +182,10 @@ class Intake:
             self._bury(raw, scored, err, now_s)
 
     def _reference(self) -> str:
-        """Hash of the reference's weights, if the ledger has it; else ""."""
-        is_start = self._context.config.logprob.reference == START
-        return self._hashes.get(0, "") if is_start and self._hashes is not None else ""
+        """Hash of the reference's weights: the ledger's, or that of the first score; else ""."""
+        if self._context.config.logprob.reference != START:
+            return self._reference_hash
+        return self._hashes.get(0, "") if self._hashes is not None else ""
 
     def _bury(
         self, raw: RawRecord, scored: ScoredTrajectory | None, err: ValueError, now_s: float

@@ -101,8 +101,9 @@ def check_reference(scored: ScoredTrajectory, by: LossSection, weight_hash: str 
             )
         if weight_hash and score.reference_hash != weight_hash:
             raise ValueError(
-                f"scores[{index}].reference_hash must be {weight_hash}, version 0's, with "
-                f"logprob.reference 'start', got {score.reference_hash or 'none'}"
+                f"scores[{index}].reference_hash must be {weight_hash}, version 0's with "
+                "logprob.reference 'start', else that of the first score that this trainer read, "
+                f"got {score.reference_hash or 'none'} from {scored.worker}"
             )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN = 3
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 _OUTPUT = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
@@ -32,7 +32,7 @@ _ARRANGED = frozenset({"query_key_value", "c_attn", "c_proj", "c_fc", "kv_b_proj
 # Fused by the trainer's library too (Phi-3, GLM-4, MPT, linear attention, Granite's shared expert,
 # towers for images): a rank has its share of each part, not a run of rows.
 _FUSED_THERE = frozenset(
-    {*_FUSED, "Wqkv", "qkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz", "input_linear"}
+    {*FUSED, "Wqkv", "qkv", "conv1d", "in_proj", "in_proj_qkv", "in_proj_qkvz", "input_linear"}
 )
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 # Pieces in sending order, each with the sender's part that fills it.
@@ -147,7 +147,7 @@ def source_names(name: str, held: Mapping[str, object]) -> tuple[str, ...]:
         experts = head.removesuffix(".routed_experts")
         return _present((f"{experts}.{EXPERTS[last]}",), held)
     head, _, module = head.rpartition(".")
-    return _present(tuple(f"{head}.{part}.{last}" for part in _FUSED.get(module, ())), held)
+    return _present(tuple(f"{head}.{part}.{last}" for part in FUSED.get(module, ())), held)
 
 
 def _present(names: tuple[str, ...], held: Mapping[str, object]) -> tuple[str, ...]:

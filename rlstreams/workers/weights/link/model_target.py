@@ -6,14 +6,18 @@ CUDA graphs keep addresses, so bytes received in place are used by the next step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import PullError
-from .mapping import EXPERTS, each_expert, few
+from .mapping import EXPERTS, FUSED, each_expert, few
 from .pieces import Piece
 from .target import Target, dtype_name
 
@@ -28,6 +32,7 @@ class Loading:
     after: Callable[[], None] = lambda: None
     packs_again: bool = True  # the loader quantises the given weights
     takes_fused_experts: bool = True  # else it skips them silently
+    names_filled: bool = True  # else what it writes is watched, where it returns no names
 
 
 def turned_experts(model: Any) -> frozenset[str]:  # noqa: ANN401
@@ -45,6 +50,40 @@ def turned_experts(model: Any) -> frozenset[str]:  # noqa: ANN401
             names = (name for name, _ in module.named_parameters())
             found |= {f"{path}.{name}" if path else name for name in names}
     return frozenset(found)
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes where torch's operations write while it is active, whoever calls them: so it is known
+    what a loader filled that names nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._at: list[tuple[int, int]] = []  # address, elements
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  (an operation)
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  (its result)
+        given, more = func._schema.arguments, kwargs or {}
+        values = [*zip(given, args, strict=False), *((a, more.get(a.name)) for a in given)]
+        for argument, value in values:
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, torch.Tensor):
+                self._at.append((value.data_ptr(), value.numel()))
+        return func(*args, **more)
+
+    def into(self, parameters: Mapping[str, torch.Tensor]) -> Counter[str]:
+        """Elements written into each of these parameters, by name."""
+        found: Counter[str] = Counter()
+        begins = sorted((parameter.data_ptr(), name) for name, parameter in parameters.items())
+        for at, num in self._at:
+            begin, name = begins[max(0, bisect_right(begins, at, key=lambda one: one[0]) - 1)]
+            tensor = parameters[name]
+            found[name] += num * (begin <= at < begin + tensor.numel() * tensor.element_size())
+        return found
 
 
 class ModelTarget(Target):
@@ -71,6 +110,8 @@ class ModelTarget(Target):
         self._is_loading = False
         self._names: frozenset[str] = frozenset()  # of what the loader gets in this try
         self._unfilled: set[str] = set()  # own parameters that the loader has not filled in it
+        self._before: dict[str, int] = {}  # addresses of those that it is to fill
+        self._written: Counter[str] = Counter()  # elements of them
 
     def expect(self, pieces: Sequence[Piece]) -> None:
         """Prepare the loader, if it gets anything; anew for each try, because it counts its
@@ -98,6 +139,8 @@ class ModelTarget(Target):
         now = [] if packed else [name for name, _ in self._model.named_parameters()]
         known = {name for name in now if name.rpartition(".")[2] not in EXPERTS}
         self._unfilled = (known & self.tensors.keys()) - placed
+        self._before = {n: self._every[n].data_ptr() for n in self._every.keys() & {*now} - placed}
+        self._written.clear()
 
     def check_filled(self) -> None:
         """Check that the loader has filled all parameters that no bytes were received into.
@@ -145,13 +188,29 @@ class ModelTarget(Target):
             if self._loading.takes_fused_experts
             else each_expert(tensors, self._names)
         )
+        writes = Writes()
         try:
-            filled = self._model.load_weights(given)
+            with nullcontext() if self._loading.names_filled else writes:
+                filled = self._model.load_weights(given)
         except Exception as err:
             raise PullError("server", f"load_weights: {type(err).__name__}: {err}") from err
-        # vLLM's returns names, as its own start checks them; SGLang's returns nothing.
-        self._unfilled = set() if filled is None else self._unfilled - set(filled)
+        # vLLM's returns names, as its own start checks them; most of SGLang's return nothing.
+        if filled is not None:
+            self._unfilled -= set(filled)
+        elif self._before and not self._loading.names_filled:
+            self._written += writes.into({name: self._every[name] for name in self._before})
+            self._unfilled = {name for name in self._before if self._lacks(name)}
+        else:
+            self._unfilled.clear()
         self.synchronize()  # the buffers are freed now
+
+    def _lacks(self, name: str) -> bool:
+        """Whether the loader has written nothing into a parameter, or not all parts of a fused one,
+        and has put no other memory in its place."""
+        parameter, written = self._every[name], self._written[name]
+        is_fused = name.rpartition(".")[0].rpartition(".")[2] in FUSED
+        is_old = parameter.data_ptr() == self._before[name]
+        return is_old and written < (parameter.numel() if is_fused else 1)
 
     def synchronize(self) -> None:
         """Wait until the device has done the work so far."""

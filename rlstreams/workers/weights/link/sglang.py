@@ -33,8 +33,9 @@ def _server(model: Any) -> ServerRank:  # noqa: ANN401
             engine=f"sglang {_version()}",
             rank=rank,
             ranks=ranks,
-            # Source: `load_weights` of its Qwen3-MoE, which takes experts one by one.
-            loading=Loading(packs_again=False, takes_fused_experts=False),
+            # Source: `load_weights` of its Qwen3-MoE, which takes experts one by one, passes over
+            # what it does not know, and returns nothing.
+            loading=Loading(packs_again=False, takes_fused_experts=False, names_filled=False),
         )
     return _servers[id(model)]
 
