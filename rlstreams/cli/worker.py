@@ -202,6 +202,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             from rlstreams.streams.log.catalogue import publish_missing
 
             publish_missing(bus, context.worker)
+            context.log.info("starting", run=config.run.id)  # libraries take seconds to import
         is_server, device = args.role == "server", _shared_device(context)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
         turns: lease.RoleTurns | None = None
@@ -224,6 +225,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
         role: runtime.Role = compared(pausable, context) if is_compared else pausable
         with peers_settled(context) if args.role in JOINABLE else nullcontext():
             runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+        context.log.info("ended", reason=stop.reason or "done")
 
 
 def _shared_device(context: Context) -> Device | None:
