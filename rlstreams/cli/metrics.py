@@ -67,7 +67,8 @@ def rows(args: Namespace) -> int:
     with opened_run(config) as log, _sink(args) as sink, suppress(KeyboardInterrupt):
         view = MetricRows(has_held_out=config.data.has_held_out, has_agents=bool(config.agent))
         num_rows = read_rows(log.bus, sink, view, follow=args.follow)
-        print(f"{counted(num_rows, 'row')} in {args.out}", file=sys.stderr)
+        where = "" if args.out == STDOUT else f" in {args.out}"
+        print(f"{counted(num_rows, 'row')}{where}", file=sys.stderr)
     return 0
 
 

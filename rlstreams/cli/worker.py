@@ -24,7 +24,7 @@ from rlstreams.cli.options import (
     set_threads,
 )
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.loop.runtime import Stop
+from rlstreams.workers.loop.runtime import Role, Stop
 
 if TYPE_CHECKING:
     from rlstreams.streams.log.bus import Bus
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
     from rlstreams.workers.loop.context import Context
     from rlstreams.workers.loop.health import Health
+    from rlstreams.workers.loop.stall import Watchdog
 
 JOINABLE = ("rollout", "logprob", "server")
 BROKER_S = 60.0  # longest wait for a broker that is being started again
@@ -174,7 +175,6 @@ def _is_joining(args: Namespace) -> bool:
 def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None = None) -> None:
     from rlstreams.workers.bootstrap.judge_server import is_judge
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
-    from rlstreams.workers.bootstrap.peers import peers_settled
     from rlstreams.workers.bootstrap.seats import take_seat
     from rlstreams.workers.loop import lease, runtime
     from rlstreams.workers.loop.agreement import check_alone, check_ordinal
@@ -202,6 +202,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             from rlstreams.streams.log.catalogue import publish_missing
 
             publish_missing(bus, context.worker)
+            context.log.info("starting", run=config.run.id)  # libraries take seconds to import
         is_server, device = args.role == "server", _shared_device(context)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
         turns: lease.RoleTurns | None = None
@@ -222,8 +223,17 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
         pausable = make_role(context)
         compared = StandaloneRole if is_alone else ComparedRole
         role: runtime.Role = compared(pausable, context) if is_compared else pausable
-        with peers_settled(context) if args.role in JOINABLE else nullcontext():
-            runtime.run(ControlledRole(role, pausable, control, turns), stop, watchdog)
+        _drive(context, ControlledRole(role, pausable, control, turns), stop, watchdog)
+
+
+def _drive(context: Context, role: Role, stop: Stop, watchdog: Watchdog) -> None:
+    """Work until the role is done, and log why it ended."""
+    from rlstreams.workers.bootstrap.peers import peers_settled
+    from rlstreams.workers.loop import runtime
+
+    with peers_settled(context) if context.role in JOINABLE else nullcontext():
+        runtime.run(role, stop, watchdog)
+    context.log.info("ended", reason=stop.reason or "done")
 
 
 def _shared_device(context: Context) -> Device | None:

@@ -82,10 +82,12 @@ def test_ten_lines_start_a_run_in_four_terminals(tmp_path: Path) -> None:
         said("rlstreams broker stop broker", folder)
     logs = {role: logged(folder / f"{role}.log") for role in ROLES}
     for role, found in logs.items():
+        assert ("starting", "ended") == (found[0]["event"], found[-1]["event"]), role
         assert any(line["event"] == "state" and line["state"] for line in found), role
     steps = [line for line in logs["trainer"] if line["event"] == "step_completed"]
     assert [1, 2, 3] == [line["step"] for line in steps]
     assert all(0 <= line["reward"] <= 1 for line in steps)
+    assert "done" == logs["trainer"][-1]["reason"]
 
 
 def check_joined(folder: Path) -> None:

@@ -142,7 +142,10 @@ def _share(value: float | None) -> str:
 
 def _back(role: str, found: Comeback) -> Figure:
     num_back = found.deaths - found.away
-    parts = [f"median of {num_back}, worst {_seconds(found.worst_s)}"] if num_back else []
+    if not num_back:
+        died = f"death{'s' * (found.deaths > 1)} of a {role} process with no work after it"
+        return Figure(name=died, value=str(found.deaths), about="No process took its place so far.")
+    parts = [f"median of {num_back}, worst {_seconds(found.worst_s)}"]
     parts += [f"{found.away} not back"] if found.away else []
     return Figure(
         name=f"from the death of a {role} process to its next work ({'; '.join(parts)})",

@@ -18,6 +18,16 @@ TRACK_STOP_S = 40.0  # it writes what is left
 LOG, TRACK_LOG = "logs/web.log", "logs/track.log"  # in the folder of the run
 
 
+def check_port(port: int | None) -> None:
+    """Check that a page can listen there, before anything is started; None: no page.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    if port is not None:
+        listening(HOST, port, asked=f"--web {port}").close()
+
+
 @contextmanager
 def web_page(folder: Path, port: int | None, say: Callable[[str], None]) -> Iterator[None]:
     """Serve the page of the run in `folder` during the block; port None: no page.

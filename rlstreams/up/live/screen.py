@@ -99,6 +99,7 @@ _FEWEST_ROWS = 24
 _FEWEST_COLUMNS = 64
 QUIET_S = 30.0  # without a line; then one says what is waited for
 _KEPT = 200  # lines of what happened
+_BEFORE = " starting: the run's topics are read, then its roles begin"  # until the first screen
 
 
 class Screen:
@@ -228,6 +229,7 @@ class LiveView:
         self._console = console or Console(file=self._output.reader if self._output else None)
         self._live = (
             Live(
+                Text(_BEFORE),
                 console=self._console,
                 screen=True,
                 auto_refresh=False,
@@ -245,7 +247,7 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         if self._live is not None:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *exc: object) -> None:

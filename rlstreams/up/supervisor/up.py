@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlstreams.check.doctor.diagnose import preflight
 from rlstreams.schemas.events import TrainerStarted
-from rlstreams.show.web.beside import trackers, web_page
+from rlstreams.show.web.beside import check_port, trackers, web_page
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.broker.embedded import EmbeddedBroker
 from rlstreams.streams.broker.visits import owned
@@ -80,6 +80,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
     config = options.config
     refuse_place(config)
     preflight(config, show)
+    check_port(options.web_port)
     with ExitStack() as stack:
         folder, is_there = stack.enter_context(_folder(config))
         _set_threads(config)

@@ -64,10 +64,15 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _line(level: str, event: str, fields: Mapping[str, object]) -> str:
     if sys.stderr.isatty():
-        shown = " ".join(f"{k}={v}" for k, v in fields.items() if k not in _LONG)
+        shown = " ".join(f"{k}={_short(v)}" for k, v in fields.items() if k not in _LONG)
         return f"{time.strftime('%H:%M:%S')} {level:<7} {event} {shown}"
     at_ms = time.time_ns() // 1_000_000
     return json.dumps({"at_ms": at_ms, "level": level, "event": event, **fields}, default=str)
+
+
+def _short(value: object) -> object:
+    """Return four digits of a fraction; the log's JSON and the event have all."""
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1000 else value
 
 
 def _logger() -> logging.Logger:

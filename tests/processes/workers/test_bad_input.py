@@ -77,5 +77,8 @@ def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
         taken.listen()
         port = taken.getsockname()[1]
         assert 1 == up(tmp_path, f"--broker.port={port}")
-    assert f"broker.port {port} is in use" in capsys.readouterr().err
+        assert 78 == up(tmp_path, "--web", str(port))
+    said = capsys.readouterr().err
+    assert f"broker.port {port} is in use" in said
+    assert f"--web {port} cannot be had" in said
     assert not (tmp_path / "run").exists()

@@ -228,6 +228,7 @@ def test_what_happened_stays_when_the_screen_goes() -> None:
     """The alternate screen is left; then come how far it got, the curve and each message."""
     out = io.StringIO()
     with LiveView(Console(file=out, force_terminal=True, width=80, height=24)) as view:
+        assert "its roles begin" in out.getvalue(), "an empty screen while topics are read"
         view.update(live_input(message="rollout-0 killed"))
         view.update(live_input(message="rollout-0 is back"))
     screen, _, left = out.getvalue().partition("\x1b[?25h\x1b[?1049l")

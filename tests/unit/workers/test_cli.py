@@ -181,10 +181,11 @@ def test_log_lines_are_json(capsys, monkeypatch):
 
 
 def test_log_is_readable_on_a_terminal(capsys, monkeypatch):
-    """Worker, event and fields, without braces."""
+    """Worker, event and fields, without braces; fractions with four digits."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    log.get("trainer", "trainer-0", "i1").error("stopped", reason="fenced")
-    assert capsys.readouterr().err.endswith("error   stopped worker=trainer-0 reason=fenced\n")
+    log.get("trainer", "trainer-0", "i1").error("stopped", reason="fenced", loss=-0.0296898126)
+    said = "error   stopped worker=trainer-0 reason=fenced loss=-0.02969\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_log_level(capsys, monkeypatch):
