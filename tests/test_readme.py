@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -28,7 +29,6 @@ PAGES = {
     for path in (README, *sorted((ROOT / "infra/docs").glob("*.md")))
 }
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([\w-]+))?\)")
-COMPUTES = re.compile(r"python (infra/examples/\S+\.py.*)\n")  # examples that need torch
 LONGEST_README = 180  # lines: it is a first page
 
 each_page = pytest.mark.parametrize("page", PAGES)
@@ -149,17 +149,18 @@ def test_the_block_runs(shown: Block, looked_at: Workspace, tmp_path: Path) -> N
     if shown.language == "toml":
         tomllib.loads(shown.text)
         return
-    shell = ["bash", "-euo", "pipefail", "-c"]
-    command = [sys.executable, "-c"] if shown.language == "python" else shell
     where = ["env", "RLSTREAMS_RUN=runs/demo", "RLSTREAMS_RUN_ID=demo"]
     # `doctor` is for what has not begun: beside a broker that runs it compares the run's topics.
     is_before = shown.first_line.startswith("rlstreams doctor")
     workspace = Workspace(tmp_path) if is_before else looked_at
-    if script := COMPUTES.fullmatch(shown.text):
-        done = workspace.here(*script[1].split())
-    else:
-        done = workspace.run(*where, *command, shown.text, timeout_s=COMMAND_S)
-    assert 0 == done.returncode, done.stdout
+    if shown.language == "python":
+        done = workspace.run(*where, sys.executable, "-c", shown.text, timeout_s=COMMAND_S)
+        assert 0 == done.returncode, done.stdout
+        return
+    for line in shown.text.splitlines():
+        words = shlex.split(line, comments=True)
+        done = workspace.here(*words[words[0] == "python" :])
+        assert 0 == done.returncode, done.stdout
 
 
 @pytest.mark.parametrize(

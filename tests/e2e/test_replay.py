@@ -20,7 +20,7 @@ def recorded(finished_run: Run) -> Iterator[Workspace]:
     """The workspace with `recordings/demo`; the run's folder and its broker's log are elsewhere."""
     workspace, _ = finished_run
     record = ("rlstreams", "record", "run", "runs/demo", "--checkpoints", "--weights")
-    made = workspace.run(*record, timeout_s=UP_S)
+    made = workspace.here(*record)
     assert made.returncode == 0, made.stdout
     run, away = workspace.folder / "runs/demo", workspace.folder / "away"
     run.rename(away)
@@ -30,12 +30,12 @@ def recorded(finished_run: Run) -> Iterator[Workspace]:
 
 def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace) -> None:
     """Every step of the real trainer is equal, then every score of the real log-prob worker."""
-    listed = recorded.run("rlstreams", "record", "verify")
+    listed = recorded.here("rlstreams", "record", "verify")
     assert (0, True) == (listed.returncode, "every byte verified" in listed.stdout)
 
     into = ("rlstreams", "replay")
     again = ("--as", "again", "--keep-weights")
-    trained = recorded.run(*into, "trainer", "recordings/demo", *again, timeout_s=UP_S)
+    trained = recorded.here(*into, "trainer", "recordings/demo", *again)
     found = re.search(r"^(\d+) of (\d+) steps equal, bit for bit", trained.stdout, re.MULTILINE)
     assert found is not None, trained.stdout
     num_steps = int(found[2])
@@ -52,7 +52,7 @@ def test_what_was_recorded_is_whole_and_replays_bit_for_bit(recorded: Workspace)
 
 
 def test_a_recording_is_audited(recorded: Workspace) -> None:
-    audited = recorded.run("rlstreams", "audit", "recordings/demo", timeout_s=UP_S)
+    audited = recorded.here("rlstreams", "audit", "recordings/demo")
     told = r"^ok(: every sample accounted for| as far as a recording tells: \d+ in flight, .*)$"
     assert re.search(told, audited.stdout, re.MULTILINE), audited.stdout
     assert 0 == audited.returncode
@@ -83,14 +83,13 @@ def test_a_step_is_run_again_and_changed(recorded: Workspace) -> None:
 def test_answers_are_judged_again(recorded: Workspace) -> None:
     """By the run's own reward nothing changes, and the recorded advantages come out; by another
     one samples and steps would."""
-    own = recorded.run("rlstreams", "replay", "judge", "recordings/demo", timeout_s=UP_S)
+    own = recorded.here("rlstreams", "replay", "judge", "recordings/demo")
     assert "; 0 changed; 0 without a reward" in own.stdout, own.stdout
     exact = re.search(r"^(\d+) of (\d+) steps: the recorded", own.stdout, re.MULTILINE)
     assert exact is not None, own.stdout
     assert (exact[1], own.returncode) == (exact[2], 0)
-    other = recorded.run(
-        *("rlstreams", "replay", "judge", "recordings/demo", "--verifier", "exact", "--json"),
-        timeout_s=UP_S,
+    other = recorded.here(
+        "rlstreams", "replay", "judge", "recordings/demo", "--verifier", "exact", "--json"
     )
     found = json.loads(other.stdout)
     assert 1 == other.returncode
