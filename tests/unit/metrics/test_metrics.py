@@ -8,9 +8,11 @@ import json
 import threading
 import urllib.request
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from socketserver import BaseServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,3 +366,19 @@ def test_what_cannot_be_is_told_before_a_broker_starts(
 
     assert 78 == main(words)
     assert said in capsys.readouterr().err
+
+
+def test_rows_are_counted_and_only_a_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output is no file named -."""
+    from rlstreams.__main__ import main
+    from rlstreams.cli import metrics
+
+    log = SimpleNamespace(bus=None)
+    monkeypatch.setattr(metrics, "opened_run", lambda _config: nullcontext(log))
+    monkeypatch.setattr(reading, "read_rows", lambda *_, **__: 3)
+    assert 0 == main(["metrics", "rows", DEMO])
+    assert "3 rows\n" == capsys.readouterr().err
+    assert 0 == main(["metrics", "rows", DEMO, "--out", str(tmp_path / "steps.jsonl")])
+    assert f"3 rows in {tmp_path}/steps.jsonl\n" == capsys.readouterr().err
