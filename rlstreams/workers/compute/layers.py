@@ -25,7 +25,7 @@ from rlstreams.workers.model.bins import (
     take_documents,
     use_bins,
 )
-from rlstreams.workers.model.layers import Ranks, recompute_activations
+from rlstreams.workers.model.layers import TryingRanks, recompute_activations
 from rlstreams.workers.model.token_scores import TokenScorer, ValueHead
 from rlstreams.workers.trainer.learn.trainable import trainable_of
 
@@ -82,7 +82,7 @@ def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMo
     shards = Shards(sliced or scorer, mesh.devices, f"{spec.asked_by}.ranks", cp=cp)
     root = shards.root
     if sliced is None:
-        ranks = Ranks(mesh.gathered)
+        ranks = TryingRanks(mesh.gathered)
         return shards, use_bins(
             scorer, mesh.device, tokens, learns=learns, shares=spec.shares, root=root, ranks=ranks
         )
@@ -90,7 +90,7 @@ def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMo
     check_slices(sliced, root, shards.device)
     why_eager = EAGER_IF_PADDED if why_padded else ""
     if not why_padded:
-        ranks = Ranks(mesh.gathered, apart)
+        ranks = TryingRanks(mesh.gathered, apart)
         why_eager = compile_for_bins(scorer, tokens, learns=learns, root=root, ranks=ranks)
     return shards, Reasons(why_padded, why_eager, "ranks share each row")
 

@@ -22,9 +22,9 @@ from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
 from rlstreams.workers.model.layers import (
     ALONE,
+    LayerTrial,
     NotCompiledError,
-    Ranks,
-    Trial,
+    TryingRanks,
     configure_compiler,
     marked_layers,
 )
@@ -66,7 +66,7 @@ def use_bins(
     learns: bool = True,
     shares: bool = True,
     root: Score | None = None,
-    ranks: Ranks = ALONE,
+    ranks: TryingRanks = ALONE,
 ) -> Reasons:
     """Call `take_documents` and, if the model takes them, `why_unshared` and `compile_for_bins`.
 
@@ -141,7 +141,7 @@ def compile_for_bins(
     learns: bool = True,
     shares: bool = False,
     root: Score | None = None,
-    ranks: Ranks = ALONE,
+    ranks: TryingRanks = ALONE,
 ) -> str:
     """Compile layers and the head's functions for rows of that size; the reason against it, or "".
 
@@ -162,7 +162,7 @@ def compile_for_bins(
     tried = partial(_try_compiled, scorer, root or scorer, bin_tokens, learns, shares)
     for fuses in (True, False):
         configure_compiler(fuses)
-        trial = Trial(layers, plain, learns, ranks)
+        trial = LayerTrial(layers, plain, learns, ranks)
         try:
             ranks.agree(partial(tried, trial))
         except NotCompiledError as err:
@@ -178,7 +178,12 @@ def compile_for_bins(
 
 
 def _try_compiled(
-    scorer: TokenScorer, score: Score, bin_tokens: int, learns: bool, shares: bool, trial: Trial
+    scorer: TokenScorer,
+    score: Score,
+    bin_tokens: int,
+    learns: bool,
+    shares: bool,
+    trial: LayerTrial,
 ) -> None:
     """Compile, run and compare; leaves the layers compiled."""
     for size in bin_sizes(bin_tokens):  # a size is compiled for itself, and may fail alone

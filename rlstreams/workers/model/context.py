@@ -206,19 +206,26 @@ def _attention(
 def _to_heads(peers: Peers, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Some heads of whole rows (B, g, T, D), from slices of all heads (B, h, S, D); one exchange
     for all tensors, whose dtype is one."""
+    (batch, _, length, _), ranks = tensors[0].shape, peers.size
     # (R, B, S, g * D): what comes from rank r is slice r of the row.
-    parts = [t.unflatten(1, (peers.size, -1)).permute(1, 0, 3, 2, 4).flatten(3) for t in tensors]
-    taken_RBSg = _exchange(torch.cat(parts, 3), peers.group)
+    parts = [
+        t.reshape(batch, ranks, -1, length, t.shape[3]).permute(1, 0, 3, 2, 4).flatten(3)
+        for t in tensors
+    ]
+    taken_RBSg: Tensor = _exchange(torch.cat(parts, 3), peers.group)
     rows_BTg = taken_RBSg.transpose(0, 1).flatten(1, 2)
-    columns = rows_BTg.split([part.shape[3] for part in parts], 2)
+    columns = torch.split(rows_BTg, [part.shape[3] for part in parts], 2)
     pairs = zip(columns, tensors, strict=True)
-    return tuple(own.unflatten(2, (-1, t.shape[3])).transpose(1, 2) for own, t in pairs)
+    return tuple(
+        own.reshape(batch, ranks * length, -1, t.shape[3]).transpose(1, 2) for own, t in pairs
+    )
 
 
 def _to_slices(peers: Peers, found_BTgD: Tensor) -> Tensor:
     """Slices of all heads (B, S, h, D), from some heads of whole rows."""
-    sent_RBSgD = found_BTgD.unflatten(1, (peers.size, -1)).transpose(0, 1)
-    taken_RBSgD = _exchange(sent_RBSgD.contiguous(), peers.group)
+    batch, _, heads, width = found_BTgD.shape
+    sent_RBSgD = found_BTgD.reshape(batch, peers.size, -1, heads, width).transpose(0, 1)
+    taken_RBSgD: Tensor = _exchange(sent_RBSgD.contiguous(), peers.group)
     return taken_RBSgD.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
@@ -229,7 +236,8 @@ def _exchange(sent_R: Tensor, group: str) -> Tensor:
     if _is_apart:
         return taken_R.copy_(sent_R)
     sent, taken = (t.contiguous().view(torch.uint8) for t in (sent_R, taken_R))
-    dist.all_to_all_single(taken, sent, group=dist.distributed_c10d._resolve_process_group(group))
+    named: Any = dist.distributed_c10d
+    dist.all_to_all_single(taken, sent, group=named._resolve_process_group(group))
     return taken_R
 
 

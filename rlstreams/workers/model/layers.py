@@ -69,7 +69,7 @@ class NotCompiledError(EngineError):
         self.is_difference = is_difference
 
 
-class Ranks(NamedTuple):
+class TryingRanks(NamedTuple):
     """The ranks that try their layers together."""
 
     gathered: Callable[[Any], list[Any]]  # one rank's value -> those of all ranks
@@ -94,7 +94,7 @@ class Ranks(NamedTuple):
             raise NotCompiledError(why, is_difference=is_difference)
 
 
-ALONE = Ranks(lambda own: [own])
+ALONE = TryingRanks(lambda own: [own])
 
 
 def configure_compiler(fuses: bool) -> None:
@@ -116,7 +116,7 @@ def configure_compiler(fuses: bool) -> None:
     inductor.max_fusion_size = _FUSED if fuses else 1
 
 
-class Trial:
+class LayerTrial:
     """Layers, compiled under the present configuration, and their uncompiled forwards."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Trial:
         layers: Sequence[nn.Module],
         plain: Sequence[Callable[..., Any]],
         learns: bool,
-        ranks: Ranks,
+        ranks: TryingRanks,
     ) -> None:
         compiled = [torch.compile(f, dynamic=False, fullgraph=True) for f in plain]
         self._of_layer = dict(zip(layers, zip(plain, compiled, strict=True), strict=True))
