@@ -203,7 +203,7 @@ def compare(url: str, folder: Path, told: dict[str, Any], args: argparse.Namespa
                 raise TimeoutError(f"{runner} was not written:\n{tails(run)}")
             time.sleep(0.5)
         for number in range(args.rounds):
-            for side in SIDES if number % 2 else reversed(SIDES):
+            for side in reversed(SIDES) if number % 2 else SIDES:  # while it starts, the server's
                 found = measured(asked(side, url, runner, args), f"{side}/{number}", args)
                 told.setdefault(side, []).append(found)
                 sys.stdout.write(f"{side} {json.dumps(found)}\n")
@@ -216,8 +216,7 @@ def compare(url: str, folder: Path, told: dict[str, Any], args: argparse.Namespa
     told["ratio"], told["goal"] = round(rates["gateway"] / rates["server"], 4), GOAL
     with open_run(run) as log:
         calls = sum(len(session.calls) for session in log.sessions())
-        found = audit(log.bus)
-    told |= {"calls_in_the_log": calls, "audit_ok": found.ok}
+        told |= {"calls_in_the_log": calls, "audit_ok": audit(log.bus).ok}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -232,8 +231,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=200, help="tokens; later turns have a tenth")
     parser.add_argument("--tokens", type=int, default=384, help="of an answer, at most")
     parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--warm-s", type=float, default=20.0)
-    parser.add_argument("--window-s", type=float, default=30.0)
+    parser.add_argument("--warm-s", type=float, default=30.0)
+    parser.add_argument("--window-s", type=float, default=45.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--python", default=sys.executable, help="of the server")
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE")
