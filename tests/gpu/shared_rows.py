@@ -63,7 +63,7 @@ def ran(
     later = [run[f"step_{n}"]["seconds"] for run in told["runs"] for n in range(1, args.steps)]
     seconds = statistics.median(later)
     found["tokens_per_s_and_gpu"] = round(sequences * document / seconds / ranks, 1)
-    found["tflops_per_gpu"] = round(flops / seconds / ranks / 1e12, 2)
+    found["tflops_per_gpu"] = round(flops / seconds / ranks / 1e12, 6)
     return found
 
 
