@@ -211,7 +211,7 @@ def test_adapting_is_compared_on_a_stand_in(tmp_path: Path) -> None:
         world.close()
     ((fixed,), (adapts,)) = found["fixed"], found["adapt"]
     assert [64, 64] == fixed["limit"]
-    assert START == adapts["warming"]["limit"][0] < adapts["limit"][1] <= 64
+    assert START <= adapts["warming"]["limit"][0] < adapts["limit"][1] <= 64
     assert all(row["answers"] > 0 and row["answered_tokens_per_s"] > 0 for row in (fixed, adapts))
     lengths = {body["sampling_params"]["max_tokens"] for body in server.asked}
     assert len(lengths) > 10
