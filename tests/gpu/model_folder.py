@@ -22,7 +22,7 @@ def write_model(folder: Path, shape: Shape) -> Path:
         "hidden_size": shape.hidden,
         "initializer_range": 0.02,
         "intermediate_size": 4 * shape.expert_width if shape.experts else shape.expert_width,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 16384,
         "mlp_only_layers": [],
         "moe_intermediate_size": shape.expert_width,
         "norm_topk_prob": True,

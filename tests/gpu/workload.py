@@ -80,7 +80,7 @@ def _write_tokenizer(folder: Path, vocabulary: int) -> None:
         "unk_token": "<unk>",
         "eos_token": "<eos>",
         "chat_template": TEMPLATE,
-        "model_max_length": 4096,
+        "model_max_length": 16384,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
