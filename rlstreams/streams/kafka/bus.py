@@ -55,6 +55,9 @@ _SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up int
 # as errors.
 _CRITICAL = 2
 
+# By default a client pauses twice as long before each further try, up to 10 s: a broker that was
+# away for 4 s is back for 3 to 7 s before its clients notice (tests/bench/broker_return.py).
+_RECONNECT = {"reconnect.backoff.max.ms": "500"}
 _MAX_POLL = "max.poll.interval.ms"
 _CONSUMER = {
     _MAX_POLL: "300000",
@@ -133,7 +136,11 @@ class KafkaBus(Closing):
         self._catalogue = Catalogue(self)
 
     def _client(self, kind: Any, settings: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        common = {"bootstrap.servers": self._bootstrap, "log_level": str(_CRITICAL)}
+        common = {
+            "bootstrap.servers": self._bootstrap,
+            "log_level": str(_CRITICAL),
+            **_RECONNECT,
+        }
         try:
             return kind({**common, **settings, **self._options})
         except KafkaException as err:
