@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 
 from rlstreams.workers.gateway.http.dialect import Dialect, ParsedRequest, as_json
 from rlstreams.workers.gateway.http.dialects import CHAT, MESSAGES, RESPONSES
-from rlstreams.workers.gateway.http.hang_ups import hung_up, watch
+from rlstreams.workers.gateway.http.hang_ups import unless_hung_up, watch
 from rlstreams.workers.gateway.http.messages import dialogue
 from rlstreams.workers.gateway.http.wire import IS_TRAINED, Body, bad
 from rlstreams.workers.gateway.keys import key_of
@@ -279,16 +279,7 @@ async def _given(desk: Desk, request: Request, key: str) -> Response:
     All parameters are in the query, so a body is ignored. A client that hangs up is given none.
     """
     client_group = request.query_params.get("group", "")
-    asking = asyncio.ensure_future(desk.ask(key, _wait_s(request), client_group))
-    gone = asyncio.ensure_future(hung_up(request))
-    try:
-        await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            raise ClientDisconnect
-        given = asking.result()
-    finally:
-        asking.cancel()
-        gone.cancel()
+    given = await unless_hung_up(request, desk.ask(key, _wait_s(request), client_group))
     if given is None:
         return Response(status_code=204, headers={"retry-after": "1"})
     return Response(as_json(dict(given)), media_type="application/json")

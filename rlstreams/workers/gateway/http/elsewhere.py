@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import aiohttp
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from rlstreams.workers.gateway.http.hang_ups import hung_up
+from rlstreams.workers.gateway.http.hang_ups import unless_hung_up
 from rlstreams.workers.gateway.port import CallRefusedError, moving
 
 WAIT_S = 20.0  # proxies cut a silent request at 60 s, and clients try again a few times only
@@ -100,21 +100,16 @@ class Elsewhere:
         headers |= {"authorization": f"Bearer {key}", PASSED_ON: "1"}
         path = request.url.path
         url = f"{address}{path[path.index('/v1/') :]}"
-        asking = asyncio.ensure_future(self._client.post(url, data=body, headers=headers))
-        gone = asyncio.ensure_future(hung_up(request))
         try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise ClientDisconnect
-            answer = asking.result()
+            answer = await unless_hung_up(request, self._post(url, body, headers))
         except aiohttp.ClientError:
             raise moving() from None
-        finally:
-            asking.cancel()
-            gone.cancel()
         told = {name.lower(): value for name, value in answer.headers.items()}
         told = {name: value for name, value in told.items() if name not in {*_HOP, "date"}}
         return StreamingResponse(_pieces(answer), answer.status, told)
+
+    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        return await self._client.post(url, data=body, headers=headers)
 
     @property
     def _client(self) -> aiohttp.ClientSession:
