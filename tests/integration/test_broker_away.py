@@ -21,7 +21,7 @@ from tests.integration.test_broker import read, write
 
 TURN_S = 2.0  # a turn of `up` takes a tenth of that on an idle machine
 NUM_BYTES = 60_000_000  # more than the client fetches ahead
-SOON_S = 1.5  # 0.3 on an idle machine
+SOON_S = 2.0  # 1.2 on an idle machine
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_what_a_killed_broker_had_outlives_it_also_for_those_who_were_reading(
 
 def test_writers_go_on_soon_after_a_killed_broker_is_back() -> None:
     """Though it was killed between two commits or in one; with the client library's own pauses
-    the first of them went on after 1.9 to 7 s."""
+    the first of them went on after 1.4 to 7 s."""
     found = measured({}, rounds=1)
     assert WRITERS == len(found["to_commit_s"])
     assert min(found["to_commit_s"]) < SOON_S

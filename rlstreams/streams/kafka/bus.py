@@ -55,9 +55,10 @@ _SETTLE_S = 5.0  # beyond the transaction timeout: the broker's own clean-up int
 # as errors.
 _CRITICAL = 2
 
-# By default a client pauses twice as long before each further try, up to 10 s: a broker that was
-# away for 4 s is back for 3 to 7 s before its clients notice (tests/bench/broker_return.py).
-_RECONNECT = {"reconnect.backoff.max.ms": "500"}
+# By default a client pauses twice as long before each further try, up to 10 s: it finds a broker
+# that was away for 4 s some 5 s after its return (tests/bench/broker_return.py). With much shorter
+# pauses many clients would ask a broker that is only slow for handshakes.
+_RECONNECT = {"reconnect.backoff.max.ms": "2000"}
 _MAX_POLL = "max.poll.interval.ms"
 _CONSUMER = {
     _MAX_POLL: "300000",
