@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import shlex
 import sys
 import time
@@ -18,6 +17,7 @@ from rlstreams.cli.named import configuration, opened_run
 from rlstreams.cli.options import PORT, RUN, CommandGroup, command, hidden, one_of, option
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
 from rlstreams.streams.log.text import counted
+from rlstreams.streams.process.priority import WATCHES, give_way
 from rlstreams.words.spelling import spelling
 from rlstreams.workers.loop.runtime import Stop
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlstreams.workers.config.run import RunConfig
 
 STDOUT = "-"
-NICE = 10  # the run goes first
 PREDECESSOR_S = 45.0  # longest wait for the tracker of a killed `up`, which is about to end
 
 METRICS = CommandGroup(
@@ -160,8 +159,7 @@ def track(args: Namespace) -> int:
         stop.when_gone(args.owner)
     if args.only:
         return _write(args, config, stop)
-    with suppress(OSError):
-        os.nice(NICE)
+    give_way(WATCHES)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "rlstreams", "metrics", "track"]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from rlstreams.cli.named import opened, several
 from rlstreams.cli.options import LOG, PORT, command, option
-
-NICE = 10  # the run goes first
+from rlstreams.streams.process.priority import WATCHES, give_way
 
 
 @command(
@@ -43,8 +41,7 @@ def run(args: Namespace) -> int:
     from rlstreams.show.web.beside import listening
     from rlstreams.show.web.reading import RunReader
 
-    with suppress(OSError):
-        os.nice(NICE)
+    give_way(WATCHES)
     with ExitStack() as stack:
         at = stack.enter_context(listening(args.host, args.port))
         readers: dict[str, RunReader] = {}

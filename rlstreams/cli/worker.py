@@ -24,6 +24,7 @@ from rlstreams.cli.options import (
     set_threads,
 )
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.process.priority import COMPUTES, give_way
 from rlstreams.workers.loop.runtime import Role, Stop
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def run(args: Namespace) -> int:
         joined = join(args.role, args.join, args.run, overrides, password_file=args.password_file)
     config = joined.config if joined else _config(args)
     set_threads(config.model.threads)
+    if computes(args.role, config):
+        give_way(COMPUTES)  # before libraries start threads, which inherit it
     try:
         if args.role == "ranks":
             _serve_ranks(args, config, stop)
@@ -147,6 +150,13 @@ def run(args: Namespace) -> int:
         runtime.explain(err)
         return runtime.exit_status(err)
     return runtime.Exit.DONE
+
+
+def computes(role: str, config: RunConfig) -> bool:
+    """Whether a worker of this role runs a model in its own process."""
+    if role == "rollout":
+        return config.rollout.engine == "builtin"
+    return role in ("trainer", "ranks") or (role == "logprob" and config.has_scorer)
 
 
 def _is_joining(args: Namespace) -> bool:

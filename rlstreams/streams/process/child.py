@@ -31,6 +31,7 @@ from typing import IO, Protocol, Self
 
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import died, last_error, memory_kills
+from rlstreams.streams.process.priority import give_way
 
 TAIL_LINES = 12
 GONE_S = 10.0  # longest wait for a killed process: the kernel still frees its memory
@@ -101,6 +102,7 @@ class Child:
         without: Collection[str] = (),
         pass_fds: Sequence[int] = (),
         umask: int = -1,
+        gives_way: int = 0,
     ) -> Self:
         """Start a child; return once its program runs.
 
@@ -111,6 +113,7 @@ class Child:
             without: variables of ours that it does not get.
             pass_fds: descriptors that it has under the same numbers.
             umask: of the files that it makes; -1: ours.
+            gives_way: its priority, and its session's, see `priority.give_way`; 0: ours.
 
         Raises:
             OSError: the program is not there, or the system has no room for a process.
@@ -143,6 +146,8 @@ class Child:
                 )  # fmt: skip
             program = _begun(process, report_in, words[5:]) if is_held else 0
             undo.pop_all()
+        if gives_way:
+            give_way(gives_way, program or process.pid)
         return cls(process, ours, program=program, log=log, log_start=log_start)
 
     @property

@@ -17,6 +17,7 @@ from rlstreams.streams.log.secrets import resolve_secret, withheld
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import died
 from rlstreams.streams.process.child import GONE_S, Child, Orphaned
+from rlstreams.streams.process.priority import COMPUTES
 from rlstreams.workers.agents.agent import MAX_DETAIL, Ending, LostAgentError, SamplePlace, Start
 from rlstreams.workers.config.agents import AgentSection
 
@@ -100,7 +101,12 @@ class CommandAgent:
 
 def _started(command: Sequence[str], output: Path, variables: Mapping[str, str]) -> Child:
     return Child.started(
-        command, orphaned=Orphaned.DIES, log=output, environment=variables, without=withheld()
+        command,
+        orphaned=Orphaned.DIES,
+        log=output,
+        environment=variables,
+        without=withheld(),
+        gives_way=COMPUTES,
     )
 
 

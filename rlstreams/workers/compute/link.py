@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.process.priority import COMPUTES
 from rlstreams.workers.model.base import VISIBLE
 
 PROGRAM = "rlstreams.workers.compute.follower"
@@ -101,4 +102,5 @@ def start_follower(end: socket.socket, gpu: str, *words: str, program: str = PRO
         stdout=2,
         pass_fds=[end.fileno()],
         environment={VISIBLE: gpu} if gpu else {},
+        gives_way=COMPUTES,
     )

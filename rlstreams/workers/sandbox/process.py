@@ -23,6 +23,7 @@ from typing import Any
 from rlstreams.streams.log.secrets import withheld
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.process.keeper import Ended, Keeper, Limits
+from rlstreams.streams.process.priority import COMPUTES
 from rlstreams.workers.sandbox.program import MAX_REPLY_BYTES, OUT_OF_MEMORY
 from rlstreams.workers.sandbox.user_code import (
     LostCallError,
@@ -182,7 +183,7 @@ class Process:
             # Milliseconds, on its own loop. Whatever it starts ends with it, and with this worker.
             self._child = Child.started(
                 command, orphaned=Orphaned.DIES, pass_fds=[theirs.fileno()], without=withheld(),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, gives_way=COMPUTES,
             )  # fmt: skip
             stack.callback(self._child.end)
             reader, self._writer = await asyncio.open_connection(

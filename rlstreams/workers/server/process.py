@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.process.bytecode import variables
 from rlstreams.streams.process.child import Child, Orphaned
+from rlstreams.streams.process.priority import COMPUTES
 from rlstreams.streams.synced import write_whole
 from rlstreams.workers.engines.served.command import StartCommand
 
@@ -113,6 +114,7 @@ class ServerProcess:
             log=self.log,
             environment=environment | variables(self._command.library, os.environ | environment),
             pass_fds=() if self._memory is None else (self._memory.fd,),
+            gives_way=COMPUTES,
         )
         with contextlib.suppress(OSError):  # a full disk; the server is minded all the same
             write_whole(pid_file(self.log), f"{self.child.pid}\n".encode())
