@@ -1,4 +1,4 @@
-"""Who goes first where cores are scarce: the broker, then what records, then what computes.
+"""Priority where cores are scarce: the broker first, then what records, then what computes.
 
 A model server or a trainer on the CPU uses every core it finds, and beside it Kafka's many short
 pieces of work come too late: a broker that gets no core for seconds fences itself, and commits
