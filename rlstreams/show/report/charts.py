@@ -38,7 +38,7 @@ def _chart(id_: str, title: str, unit: str, note: str, *lines: str, theme: str =
 
 
 FIRST: tuple[Chart, ...] = (
-    _chart("learning", "Reward and held-out reward", "",
+    _chart("learning", "Reward and held-out {measure}", "",
            "reward of the training batch, and of the held-out rows, which are not trained on",
            "reward", "held_out", "held_out_best"),
     _chart("loss", "Loss", "", "policy loss, mean over the trained tokens"),
@@ -148,6 +148,7 @@ def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dic
         "ms": [p.finished_at_ms for p, _ in rows],
         "lines": {name: [_plain(row.get(name)) for _, row in rows] for name in names},
         "held_out": points,
+        "measure": state.evaluation.measure,
         "marks": [{"step": k.step, "ms": _time_of(k, state), "text": str(k)} for k in kills],
         "target": state.run.step_target,
     }
@@ -198,7 +199,17 @@ def charts_of(
             others.append(_known(chart, values))
         elif numbers:
             flat.append((chart, number(numbers[0])))
-    return [_known(chart, values) for chart in FIRST], others, flat
+    return [_known(_named(chart, measure_of(found)), values) for chart in FIRST], others, flat
+
+
+def measure_of(found: Sequence[Mapping[str, Any]]) -> str:
+    """Name of the mean of held-out rewards over several runs: `accuracy` only if it is in all."""
+    return "accuracy" if all(one["measure"] == "accuracy" for one in found) else "reward"
+
+
+def _named(chart: Chart, measure: str) -> Chart:
+    """The chart with the name of what it shows of held-out rows in its title."""
+    return replace(chart, title=chart.title.format(measure=measure))
 
 
 def _known(chart: Chart, values: Mapping[str, Sequence[float]]) -> Chart:
@@ -214,13 +225,15 @@ def spoken(chart: Chart, found: Mapping[str, Any]) -> str:
         line = found["lines"].get(name, ()) if at is None else [p[at] for p in found["held_out"]]
         numbers = [value for value in line if value is not None]
         if numbers:
-            parts.append(f"{label(name)} {number(numbers[0])} to {number(numbers[-1])}")
+            parts.append(
+                f"{label(name, found['measure'])} {number(numbers[0])} to {number(numbers[-1])}"
+            )
     return "; ".join(parts)
 
 
-def label(name: str) -> str:
-    """Name of a line, for people."""
-    return {"held_out": "held-out reward", "held_out_best": "best of each row",
+def label(name: str, measure: str) -> str:
+    """Name of a line, for people; `measure` is that of the held-out rows."""
+    return {"held_out": f"held-out {measure}", "held_out_best": "best of each row",
             "tokens_per_s": "tokens/s", **PARTS}.get(name, name.replace("_", " "))  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from rlstreams.schemas.events import TRAIN
 from rlstreams.show.metrics.figures import of_agents, of_run, parted
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
-from rlstreams.show.report.charts import series
+from rlstreams.show.report.charts import measure_of, series
 from rlstreams.show.report.collect import readable
 from rlstreams.show.report.html import clock_time, render, short
 from rlstreams.show.report.page import chart_values, kill_marks
@@ -312,7 +312,7 @@ def compare(readers: Sequence[RunReader], all_runs: Sequence[str]) -> str:
     states = [reader.fold.state for reader in readers]
     return render(
         "compare.html", title="comparison", runs=list(found), all_runs=all_runs, view="compare",
-        has_charts=True, charts=chart_values(found),
+        has_charts=True, charts=chart_values(found), measure=measure_of(list(found.values())),
         summary=[facts.summary(r.name, s) for r, s in zip(readers, states, strict=True)],
         differences=facts.differences([state.run.claims for state in states]),
     )  # fmt: skip

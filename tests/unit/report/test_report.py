@@ -11,7 +11,7 @@ import pytest
 
 from rlstreams.cli.named import configuration, opened_run
 from rlstreams.schemas.events import NO_VERSION
-from rlstreams.show.report.charts import charts_of, series
+from rlstreams.show.report.charts import charts_of, series, spoken
 from rlstreams.show.report.facts import facts
 from rlstreams.show.report.fold import RunFold
 from rlstreams.show.report.html import STATIC
@@ -199,6 +199,21 @@ def test_what_never_changes_is_a_number() -> None:
     assert ["learning", "loss", "kl", "entropy", "grad_norm"] == [c.id for c in first][:5]
     assert ("lr", "2e-04") in [(chart.id, value) for chart, value in flat]
     assert {"ratio_max", "mismatch_max"} <= {chart.id for chart in others}
+
+
+def test_held_out_rows_have_an_accuracy_only_where_answers_are_right_or_wrong() -> None:
+    """The name that `up` prints in its last lines, in a chart's title and in its words."""
+    right_or_wrong = series(fold_at(20))
+    graded = {**right_or_wrong, "measure": "reward"}
+    for found, measure in (
+        ([right_or_wrong], "accuracy"),
+        ([graded], "reward"),
+        ([right_or_wrong, graded], "reward"),
+    ):
+        chart = charts_of(found)[0][0]
+        assert f"Reward and held-out {measure}" == chart.title
+    assert "held-out accuracy 0" in spoken(chart, right_or_wrong)
+    assert "held-out reward 0" in spoken(chart, graded)
 
 
 def test_only_new_steps_are_sent_again() -> None:

@@ -2,7 +2,7 @@
 "use strict";
 const DASHES = ["solid", "dash", "dot", "dashdot"], COLORS = ["--a", "--e", "--d", "--good", "--c", "--b"];
 const SYMBOLS = { kill: "x", restart: "triangle-right", "weight pull": "line-ns-open", checkpoint: "square", evaluation: "star" };
-const NAMES = { held_out: "held-out reward", held_out_best: "best of each row", tokens_per_s: "tokens/s" };
+const NAMES = { held_out_best: "best of each row", tokens_per_s: "tokens/s" };
 const $ = (id) => document.getElementById(id);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const runs = JSON.parse(document.body.dataset.runs || "[]");
@@ -39,7 +39,8 @@ function tracesOf(chart, options) {
     if (!data.runs[run]) return;
     const [x, y] = line(data.runs[run], name, options.x), few = name.startsWith("held_out");
     const paint = color(COLORS[(many ? r : n) % COLORS.length]);
-    const label = (NAMES[name] ?? name.replaceAll("_", " ")) + (many ? `, ${run}` : "");
+    const measured = name === "held_out" ? `held-out ${data.runs[run].measure}` : NAMES[name];
+    const label = (measured ?? name.replaceAll("_", " ")) + (many ? `, ${run}` : "");
     const base = { x, y, name: label.replaceAll("<", "‹"), type: "scatter", connectgaps: true,
       mode: few || x.length < 2 ? "lines+markers" : "lines", marker: { size: 6 },
       line: { color: paint, width: 2, dash: DASHES[n % DASHES.length] } };
@@ -158,7 +159,7 @@ async function readSeries(run) {
   for (const [name, kept] of Object.entries(known.lines)) kept.push(...(got.lines[name] ?? got.step.map(() => null)));
   known.step.push(...got.step);
   known.ms.push(...got.ms);
-  Object.assign(known, { held_out: got.held_out, marks: got.marks, target: got.target });
+  Object.assign(known, { held_out: got.held_out, measure: got.measure, marks: got.marks, target: got.target });
 }
 
 async function readNew() {
