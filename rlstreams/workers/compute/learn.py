@@ -279,8 +279,9 @@ class Learner(LearnerState):
     def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
         """Compute the batch's clipped gradient; loss totals, and the norm before clipping."""
         self._adam.clear()
-        sums = LossSums()
-        for task in self._hand(batch):
+        sums, tasks = LossSums(), self._hand(batch)
+        for task in tasks:
+            self._shards.expect(is_last=task is tasks[-1])
             self._in_memory(task.index, partial(self._pass, task, sums))
             self.num_micro_batches += 1
         self._add_up()

@@ -91,6 +91,7 @@ class ShardedModel(ABC):
         no_gradient: makes the context in which a forward without a backward is computed.
         copies: whether `hold` copies a version's rows into the module, or points at them.
         is_whole: the rows are the model's own tensors, all of them.
+        sums_once: gradients are summed over the ranks once an update, not in each pass.
     """
 
     root: Score
@@ -103,6 +104,7 @@ class ShardedModel(ABC):
     no_gradient: Callable[[], AbstractContextManager[Any]] = torch.inference_mode
     copies = True
     is_whole = False
+    sums_once = True
     replicated: frozenset[str] = frozenset()
 
     def add_head(self, head: ValueHead) -> None:
@@ -122,6 +124,9 @@ class ShardedModel(ABC):
         else:
             old.data = rows.data  # the optimizer's parameter is from now on the gathered one
         self.rows[path] = old
+
+    def expect(self, *, is_last: bool) -> None:  # noqa: B027
+        """Prepare for a pass that learns; after an update's last one no gradient is left to sum."""
 
     @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
