@@ -4,12 +4,16 @@ Each decoder layer is a unit that is gathered for its forward and backward. Embe
 and head are one more unit, which stays whole from forward to backward: the head is applied in
 chunks, on some ranks more often than on others, and no gathering may depend on that. Gradients are
 sums over the ranks, in float32.
+
+Where memory allows, passes of one update exchange nothing: weights stay whole from the first to the
+last, and gradients add up whole, in float32, until the last one sums them over the ranks.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +21,38 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.mesh import Mesh
 from rlstreams.workers.compute.shards import ShardedModel, Share
+from rlstreams.workers.model.base import CPU
 from rlstreams.workers.model.context import SlicedScores
 from rlstreams.workers.model.layers import marked_layers
 from rlstreams.workers.model.token_scores import Score, TokenScorer, TokenScores
 
 _PREFIX = "model."  # of a parameter's path in the root
+# Of a device's whole memory: what weights, and weights with gradients, may take to stay whole.
+WEIGHTS_SHARE = GRADIENTS_SHARE = 1 / 6
+_SUM_BYTES = 4  # float32
+
+
+class HeldWhole(NamedTuple):
+    """Tensors that a rank holds whole from pass to pass of one update."""
+
+    weights: bool = False
+    gradients: bool = False
+
+    @classmethod
+    def of(cls, model: nn.Module, mesh: Mesh) -> HeldWhole:
+        """As much as all ranks have room for, by the sizes of their devices. What is free of them
+        does not count: a redo must sum in the same order."""
+        every = list(model.parameters())
+        weights = sum(p.numel() * p.element_size() for p in every)
+        sums = sum(p.numel() * _SUM_BYTES for p in every if p.requires_grad)
+        size = _memory_bytes(mesh.device)
+        own = cls(weights <= WEIGHTS_SHARE * size, weights + sums <= GRADIENTS_SHARE * size)
+        return cls(*map(all, zip(*mesh.gathered(own), strict=True)))
+
+
+NOTHING_HELD = HeldWhole()
 
 
 class _Root(nn.Module):
@@ -53,17 +83,20 @@ class Shards(ShardedModel):
         mesh: DeviceMesh,
         field: str = "trainer.ranks",
         cp: int = 1,
+        held: HeldWhole = NOTHING_HELD,
     ) -> None:
         """
         Args:
             field: the setting that asks for several ranks, for messages.
             cp: number of neighbouring ranks that compute the same rows.
+            held: what stays whole between passes; the same on all ranks.
 
         Raises:
             ConfigError: a model that cannot be cut so; names the obstacle.
         """
         root = _Root(scorer)
         self.root, self.model = cast(Score, root), scorer.model
+        self._held, self.sums_once = held, held.gradients
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         for layer in units_of(scorer.model, field):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -85,6 +118,16 @@ class Shards(ShardedModel):
             for path, parameter in self._cut.items()
         }
         self.device = next(iter(self.rows.values())).device
+
+    def expect(self, *, is_last: bool) -> None:
+        """See `ShardedModel`."""
+        for module in self._units:
+            if self._held.gradients:
+                module.set_requires_gradient_sync(is_last, recurse=False)
+            if self._held.weights:
+                # Whole in the last backward too, which then frees them: the optimizer changes rows.
+                module.set_reshard_after_forward(False, recurse=False)
+                module.set_reshard_after_backward(is_last, recurse=False)
 
     def reshard(self) -> None:
         """See `ShardedModel`: after a forward without a backward the root is still whole."""
@@ -142,3 +185,10 @@ def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
             "in one tensor: set it to 1"
         )
     return units
+
+
+def _memory_bytes(device: str) -> int:
+    """Size of the device's memory."""
+    if device == CPU:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.get_device_properties(0).total_memory

@@ -25,8 +25,6 @@ from rlstreams.workers.trainer.learn.critic import PREFIX, named_head
 from rlstreams.workers.trainer.learn.trainable import Trainable
 from rlstreams.workers.weights.link.weight_hash import sums_of
 
-_SQUARED_AT_ONCE = 1 << 24  # elements; bounds the float64 copy, as memory is full by then
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
@@ -91,6 +89,7 @@ class ShardedModel(ABC):
         no_gradient: makes the context in which a forward without a backward is computed.
         copies: whether `hold` copies a version's rows into the module, or points at them.
         is_whole: the rows are the model's own tensors, all of them.
+        sums_once: gradients are summed over the ranks once an update, not in each pass.
     """
 
     root: Score
@@ -103,6 +102,7 @@ class ShardedModel(ABC):
     no_gradient: Callable[[], AbstractContextManager[Any]] = torch.inference_mode
     copies = True
     is_whole = False
+    sums_once = True
     replicated: frozenset[str] = frozenset()
 
     def add_head(self, head: ValueHead) -> None:
@@ -122,6 +122,9 @@ class ShardedModel(ABC):
         else:
             old.data = rows.data  # the optimizer's parameter is from now on the gathered one
         self.rows[path] = old
+
+    def expect(self, *, is_last: bool) -> None:  # noqa: B027
+        """Prepare for a pass that learns; after an update's last one no gradient is left to sum."""
 
     @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
@@ -166,13 +169,10 @@ class ShardedModel(ABC):
         Args:
             squares: gathers one number of every rank, by rank.
         """
-        own = [
-            part.double().square().sum()
-            for path, gradient in gradients.items()
-            if self.rank in self.owners(path)
-            for part in torch.split(gradient.flatten(), _SQUARED_AT_ONCE)
-        ]
-        first, *others = squares(float(torch.stack(own).sum()) if own else 0.0)
+        owned = [gradient for path, gradient in gradients.items() if self.rank in self.owners(path)]
+        norms = torch._foreach_norm(owned) if owned else ()
+        own = float(torch.stack(norms).double().square().sum()) if norms else 0.0
+        first, *others = squares(own)
         return torch.tensor(first + sum(others), dtype=torch.float64).sqrt()
 
     def buffers(self) -> Iterable[Tensor]:

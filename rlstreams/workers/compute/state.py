@@ -94,6 +94,7 @@ class LearnerState:
         self._plan, self._shards = layers.plan, layers.shards
         self.why_padded, self.why_eager = layers.why_padded, layers.why_eager
         self.why_unshared = layers.why_unshared
+        self.sums_once = layers.shards.sums_once
 
     @property
     def states(self) -> dict[str, Tensor]:

@@ -68,7 +68,10 @@ def _over_library(team: Team | None, spec: LearnerSpec, numerics: Numerics) -> C
         learner = spec.begin(Mesh(device=spec.device), scorer)
     else:
         learner = team.begin(spec, lambda mesh: spec.begin(mesh, scorer))
-    backend = f"fsdp2, cp {cp}" if cp > 1 else ""
+    words = [f"cp {cp}"] * (cp > 1) + ["one sum an update"] * (
+        learner.sums_once and team is not None
+    )
+    backend = ", ".join(["fsdp2", *words]) if words else ""
     found = replace(numerics_of(model, numerics), compiled=not learner.why_eager, backend=backend)
     return Computing(learner=learner, numerics=found, routers=routers, cost=cost)
 
