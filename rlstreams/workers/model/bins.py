@@ -164,7 +164,7 @@ def compile_for_bins(
     if scorer.routing.num_layers:
         return "it has experts, of which each bin calls others"
     plain = [layer.forward for layer in layers]
-    why = max(ranks.gathered(fault.known()))  # of any rank: all do the same
+    why: str = max(ranks.gathered(fault.known()))  # of any rank: all do the same
     tried = partial(_try_compiled, scorer, root or scorer, bin_tokens, learns, shares)
     for fuses in (False,) if why else (True, False):
         configure_compiler(fuses)
