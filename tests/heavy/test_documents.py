@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rlstreams.workers.compute import fused_fault
+from rlstreams.workers.compute.layers import layers_of
 from rlstreams.workers.compute.learn import Learner
+from rlstreams.workers.compute.mesh import Mesh
+from rlstreams.workers.compute.spec import ModelSpec
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model import bins, documents
@@ -23,6 +28,7 @@ from tests.documents_on_cpu import one_by_one, take_documents_on_cpu
 from tests.unit.trainer.trainer_builders import random_samples
 
 configure_torch(1)
+SPEC = ModelSpec(folder=Path(), dtype="float32", bin_tokens=512, asked_by="trainer")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
 
@@ -134,6 +140,30 @@ def _doubled_weights(forward: Any, args: tuple[Any, ...], kwargs: Any) -> torch.
     return found
 
 
+def _layers_compiled_by(
+    monkeypatch: pytest.MonkeyPatch, flawed: tuple[int, ...], *, of_weights: bool = False
+) -> list[int]:
+    """Have layers "compiled", flawed in rows of 128 where as many operations are fused; the bounds
+    of fusion under which layers were called, as they are."""
+    bounds: list[int] = []
+
+    def compiled(forward: Any, **_: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_layer, fused = hasattr(forward, "__self__"), torch._inductor.config.max_fusion_size
+            if is_layer:
+                bounds.append(fused)
+            if not is_layer or fused not in flawed or args[0].shape[1] != 128:
+                return forward(*args, **kwargs)
+            if of_weights:
+                return _doubled_weights(forward, args, kwargs)
+            return _Doubled.apply(forward(*args, **kwargs))
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return bounds
+
+
 @pytest.mark.parametrize("of_weights", [False, True])
 @pytest.mark.parametrize(("flawed", "reason"), [((64,), ""), ((64, 1), "off in a row of 128")])
 def test_a_compiled_gradient_that_differs_is_not_learnt_from(
@@ -145,18 +175,7 @@ def test_a_compiled_gradient_that_differs_is_not_learnt_from(
 ) -> None:
     """In rows of one length: then kernels are not fused; if that differs too, none is compiled."""
 
-    def compiled(forward: Any, **_: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            is_layer, fused = hasattr(forward, "__self__"), torch._inductor.config.max_fusion_size
-            if not is_layer or fused not in flawed or args[0].shape[1] != 128:
-                return forward(*args, **kwargs)
-            if of_weights:
-                return _doubled_weights(forward, args, kwargs)
-            return _Doubled.apply(forward(*args, **kwargs))
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", compiled)
+    _layers_compiled_by(monkeypatch, flawed, of_weights=of_weights)
     scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
     use_documents(scorer.model)
     assert reason in bins.compile_for_bins(scorer, 512)
@@ -164,6 +183,29 @@ def test_a_compiled_gradient_that_differs_is_not_learnt_from(
     assert [("forward" in vars(layer), "call" in repr(layer.forward)) for layer in layers] == [
         (True, not reason)
     ]
+
+
+def test_a_later_start_compiles_no_fused_layers_that_differed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares those without fusion all the same, and tries again where anything is other."""
+    monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path / "cache"))
+
+    def bounds_of_start(flawed: tuple[int, ...], reason: str = "", **changes: object) -> set[int]:
+        bounds = _layers_compiled_by(monkeypatch, flawed)
+        scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
+        spec = replace(SPEC, folder=tmp_path, **changes)
+        found = layers_of(spec, Mesh(device="cpu"), scorer).why_eager
+        assert (reason in found) if reason else (found == "")
+        return set(bounds)
+
+    assert {64, 1} == bounds_of_start((64,))
+    assert {1} == bounds_of_start((64,))
+    assert {1} == bounds_of_start((64, 1), "off in a row of 128")
+    assert {64, 1} == bounds_of_start((64,), bin_tokens=256)  # rows of other lengths
+    monkeypatch.setattr(fused_fault.metadata, "version", lambda _: "newer")
+    assert {64} == bounds_of_start(())
+    assert {64} == bounds_of_start(())  # layers that do not differ are compared each time
 
 
 def test_documents_that_do_not_fit_a_row() -> None:

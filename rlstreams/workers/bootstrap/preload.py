@@ -1,8 +1,9 @@
 """Imports of the compute roles, made once: the module that a fork server preloads.
 
 `multiprocessing.set_forkserver_preload` takes its name: rollout, logprob and trainer start as
-forks of a process that has paid for these imports (about ten seconds of CPU). Importing starts
-no thread and computes nothing, so a fork of it is safe; numpy's OpenBLAS alone starts threads, so
+forks of a process that has paid for these imports (about ten seconds of CPU), their own modules
+and the broker's client included: each start after a kill would wait for them. Importing starts no
+thread and computes nothing, so a fork of it is safe; numpy's OpenBLAS alone starts threads, so
 the supervisor sets `OPENBLAS_NUM_THREADS=1`. `RLSTREAMS_PRELOAD_MODEL` names the model folder whose
 class is imported too; without it each role imports its own. CUDA's driver, once initialised, does
 not survive a fork, so what looks for a GPU here asks NVML; where an import initialised it all the
@@ -17,9 +18,15 @@ from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+import rlstreams.streams.kafka.bus
+import rlstreams.workers.bootstrap.parts
+import rlstreams.workers.bootstrap.sampling
 import rlstreams.workers.compute.score
 import rlstreams.workers.engines.builtin
+import rlstreams.workers.logprob.worker
 import rlstreams.workers.model.tokenizer
+import rlstreams.workers.rollout.worker
+import rlstreams.workers.trainer.worker
 import rlstreams.workers.weights.file
 from rlstreams.workers.model.model import import_library, model_class
 

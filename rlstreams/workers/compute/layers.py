@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.compute.fused_fault import FusedFault
 from rlstreams.workers.compute.mesh import Mesh
 from rlstreams.workers.compute.shards import ShardedModel, Whole, plan_of
 from rlstreams.workers.compute.spec import Layers, ModelSpec
@@ -67,7 +68,8 @@ def layers_of(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer | None = None) ->
 
 def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, Reasons]:
     tokens, learns, shares = spec.bin_tokens, spec.learns, spec.shares
-    why_not = use_bins(scorer, mesh.device, tokens, learns=learns, shares=shares)
+    fault = FusedFault(spec, scorer.model, mesh.size)
+    why_not = use_bins(scorer, mesh.device, tokens, learns=learns, shares=shares, fault=fault)
     return Whole(scorer.model, scorer), why_not
 
 
@@ -81,18 +83,25 @@ def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMo
     sliced = SlicedScores(scorer, cp, spec.asked_by) if cp > 1 else None
     held = HeldWhole.of(scorer.model, mesh) if learns else NOTHING_HELD
     shards = Shards(sliced or scorer, mesh.devices, f"{spec.asked_by}.ranks", cp=cp, held=held)
-    root = shards.root
+    root, fault = shards.root, FusedFault(spec, scorer.model, mesh.size)
     if sliced is None:
         ranks = TryingRanks(mesh.gathered)
         return shards, use_bins(
-            scorer, mesh.device, tokens, learns=learns, shares=spec.shares, root=root, ranks=ranks
+            *(scorer, mesh.device, tokens),
+            learns=learns,
+            shares=spec.shares,
+            root=root,
+            ranks=ranks,
+            fault=fault,
         )
     why_padded = take_documents(scorer, mesh.device, root)
     check_slices(sliced, root, shards.device)
     why_eager = EAGER_IF_PADDED if why_padded else ""
     if not why_padded:
         ranks = TryingRanks(mesh.gathered, apart)
-        why_eager = compile_for_bins(scorer, tokens, learns=learns, root=root, ranks=ranks)
+        why_eager = compile_for_bins(
+            scorer, tokens, learns=learns, root=root, ranks=ranks, fault=fault
+        )
     return shards, Reasons(why_padded, why_eager, "ranks share each row")
 
 

@@ -22,6 +22,8 @@ from rlstreams.workers.model.families import SDPA
 from rlstreams.workers.model.head import chunk_gradient, chunk_scores
 from rlstreams.workers.model.layers import (
     ALONE,
+    NOTHING_KEPT,
+    KeptFault,
     LayerTrial,
     NotCompiledError,
     TryingRanks,
@@ -67,6 +69,7 @@ def use_bins(
     shares: bool = True,
     root: Score | None = None,
     ranks: TryingRanks = ALONE,
+    fault: KeptFault = NOTHING_KEPT,
 ) -> Reasons:
     """Call `take_documents` and, if the model takes them, `why_unshared` and `compile_for_bins`.
 
@@ -78,7 +81,7 @@ def use_bins(
     unshared = why_unshared(scorer, root)
     shares = shares and not unshared
     why_eager = compile_for_bins(
-        scorer, bin_tokens, learns=learns, shares=shares, root=root, ranks=ranks
+        scorer, bin_tokens, learns=learns, shares=shares, root=root, ranks=ranks, fault=fault
     )
     return Reasons("", why_eager, unshared)
 
@@ -142,6 +145,7 @@ def compile_for_bins(
     shares: bool = False,
     root: Score | None = None,
     ranks: TryingRanks = ALONE,
+    fault: KeptFault = NOTHING_KEPT,
 ) -> str:
     """Compile layers and the head's functions for rows of that size; the reason against it, or "".
 
@@ -152,15 +156,17 @@ def compile_for_bins(
         shares: whether documents have tokens in common.
         root: as for `take_documents`.
         ranks: all have compiled layers, or none.
+        fault: that fused layers differ, where an earlier start found it: they are not tried again.
     """
     layers = marked_layers(scorer.model)
     if not layers:
         return "it has no layer that its library marks as one"
     if scorer.routing.num_layers:
         return "it has experts, of which each bin calls others"
-    plain, why = [layer.forward for layer in layers], ""
+    plain = [layer.forward for layer in layers]
+    why: str = max(ranks.gathered(fault.known()))  # of any rank: all do the same
     tried = partial(_try_compiled, scorer, root or scorer, bin_tokens, learns, shares)
-    for fuses in (True, False):
+    for fuses in (False,) if why else (True, False):
         configure_compiler(fuses)
         trial = LayerTrial(layers, plain, learns, ranks)
         try:
@@ -171,6 +177,8 @@ def compile_for_bins(
             why = str(err)
             if not err.is_difference:
                 return why
+            if fuses:
+                fault.keep(why)
         else:
             torch._dynamo.config.suppress_errors = True  # another shape that fails is not compiled
             return ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +114,30 @@ def configure_compiler(fuses: bool) -> None:
     # Rounds as the layers do: scores computed by them are compared with those of the learning pass.
     inductor.emulate_precision_casts = True
     inductor.max_fusion_size = _FUSED if fuses else 1
+
+
+class KeptFault(Protocol):
+    """The sentence of an earlier start by which fused layers of this model differed."""
+
+    def known(self) -> str:
+        """Return the sentence; empty: there is none."""
+
+    def keep(self, why: str) -> None:
+        """Keep it for later starts."""
+
+
+class NothingKept:
+    """A `KeptFault` that each start forgets."""
+
+    def known(self) -> str:
+        """See `KeptFault`."""
+        return ""
+
+    def keep(self, why: str) -> None:
+        """See `KeptFault`."""
+
+
+NOTHING_KEPT = NothingKept()
 
 
 class LayerTrial:

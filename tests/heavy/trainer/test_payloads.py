@@ -18,7 +18,7 @@ from rlstreams.workers.loop.stall import StuckError
 from rlstreams.workers.trainer.intake.fetch import PollSize
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.learn.packing import MicroBatch
-from rlstreams.workers.trainer.redo.redo import read_step
+from rlstreams.workers.trainer.redo.redo import StepRecords
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from rlstreams.workers.trainer.worker import TrainerWorker
 from tests import factories
@@ -188,11 +188,13 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
     """It does the steps since a checkpoint one after another, however many there are."""
     counts: list[int] = []
 
+    decode = StepRecords.payloads
+
     def counted(*args: Any) -> Any:
         counts.append(trajectories() - before)
-        return read_step(*args)
+        return decode(*args)
 
-    monkeypatch.setattr("rlstreams.workers.trainer.redo.redo.read_step", counted)
+    monkeypatch.setattr(StepRecords, "payloads", counted)
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
     train(log, first, 3)
@@ -204,7 +206,7 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
     turn_until(second, lambda: second._reporter.policy_version == 3)
     second.close()
     assert [2, 2, 2] == [count - before for count in Counting.counts]
-    assert [0, 0, 0] == counts  # nothing is left of a step when the next one is read
+    assert [0, 0, 0] == counts  # nothing is left of a step when the next one is decoded
 
 
 class Slow(Training):

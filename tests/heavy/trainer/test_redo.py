@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.schemas.events import PolicyPublished, RedoDrifted, StepsRedone
+from rlstreams.streams.ledger import StepFact
+from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
-from rlstreams.workers.trainer.redo.redo import RedoError, differences
+from rlstreams.workers.trainer.claim import read_ledger
+from rlstreams.workers.trainer.intake.fetch import RecordGoneError
+from rlstreams.workers.trainer.redo.redo import (
+    RedoError,
+    StepRecords,
+    differences,
+    records_of,
+    redo_steps,
+)
 from rlstreams.workers.trainer.redo.retention import RetentionError
+from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.trainer.worker import TrainerWorker
 from tests.heavy.trainer.trainer_stand import (
     OtherHardware,
@@ -128,6 +142,42 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
     with pytest.raises(RetentionError, match=r"step 1 .*\[0\]@0, the first record kept is 4"):
         next(steps_again(bus, config))
     assert before == read(log, STEPS.name)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_the_next_step_is_read_while_one_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """Records that cannot be read are an error once their step is due, and none if it never is."""
+    log, config = make_log(), make_config(tmp_path)
+    killed_after(2, log, config)
+    bus, begun, were_read = MemoryBus(log, "demo"), list[Future[Any]](), list[int]()
+
+    def reads(bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]) -> StepRecords:
+        were_read.append(fact.step)
+        if fact.step == 2:
+            raise RecordGoneError("no step 2")
+        return records_of(bus, fact, while_waiting)
+
+    def begins(*_: object) -> Future[Any]:
+        begun.append(Future())
+        return begun[-1]
+
+    trained = next(steps_again(bus, config, last=1))[0].again
+    monkeypatch.setattr("rlstreams.workers.trainer.redo.redo.records_of", reads)
+    training = Training(Path(config.model.path), config.trainer, threads=1)
+    again = redo_steps(
+        *(bus, read_ledger(bus, "test"), training, 1, 2),
+        compute=begins,
+        on_step=lambda _: goes_on,
+    )
+    assert begun == [next(again)]
+    assert not begun[0].done()
+    assert [1, 2] == were_read
+    assert again.send(trained) is None  # step 1 is done
+    with pytest.raises(RecordGoneError if goes_on else StopIteration):
+        next(again)
+    assert [1, 2] == were_read
 
 
 def test_differences_are_named() -> None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 from rlstreams.schemas.events import PassedOverCheckpoint, StepCompleted
 from rlstreams.streams.ledger import Ledger, StepFact
@@ -111,6 +112,16 @@ def at_once(work: Callable[..., T], *given: object) -> Future[T]:
     return future
 
 
+def _tried(work: Callable[..., T], *given: object) -> Future[T]:
+    """As `at_once`; an error waits until the result is asked for: a redo may end before."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(work(*given))
+    except Exception as err:  # noqa: BLE001  (raised by `result`)
+        future.set_exception(err)
+    return future
+
+
 def redo_steps(
     bus: Bus,
     ledger: Ledger,
@@ -126,7 +137,8 @@ def redo_steps(
     """Execute committed steps again, from weights as they were before `first`; writes nothing.
 
     Records, masks and borders are the recorded ones, the configuration that of the claim in force.
-    A step that its trainer disowned is skipped.
+    A step that its trainer disowned is skipped. While a step is computed, the records of the next
+    one are read; they are decoded when its turn comes, so one step's samples are held at a time.
 
     Args:
         ledger: one that keeps its steps.
@@ -139,21 +151,30 @@ def redo_steps(
         OffsetGoneError, RecordGoneError: retention removed a record that redo needs.
         DecodeError: a record is not one of our events.
     """
+    made = [n for n in range(first, last + 1) if not ledger.is_disowned(n)]
+    after = dict(pairwise(made))
+    ahead: Future[StepRecords] | None = None
     for number in range(first, last + 1):
         fact = ledger.steps[number]
         if ledger.is_disowned(number):  # its number is used, without weights
             training.pass_over()
             continue
         section = from_json(ledger.claims[fact.epoch].config).trainer
-        event, payloads = read_step(bus, fact, while_waiting)
+        records = ahead.result() if ahead else records_of(bus, fact, while_waiting)
+        ahead = None
+        event, payloads = records.event, records.payloads(bus)
+        del records
         cut: Cut | None = recorded_cut(event)
         if change and _cut_by(change) != _cut_by(section):
             cut = None
         given = (training, change or section, event, payloads, cut)
-        again: Trained = yield compute(train_recorded, *given)
+        computed = compute(train_recorded, *given)
+        if number in after:
+            ahead = _tried(records_of, bus, ledger.steps[after[number]], while_waiting)
+        again: Trained = yield computed
         step = RedoneStep(fact=fact, recorded=event, payloads=payloads, again=again)
         goes_on = on_step(step)
-        del event, payloads, given, again, step
+        del event, payloads, given, computed, again, step
         yield None  # releases these, here and in the caller, before the next step's are read
         if goes_on is False:
             return
@@ -253,14 +274,34 @@ def redo(
     )
 
 
+class StepRecords(NamedTuple):
+    """A step's event, and the records of its samples in batch order."""
+
+    event: StepCompleted
+    raws: Sequence[RawRecord]
+
+    def payloads(self, bus: Bus) -> list[Payload]:
+        """The samples, decoded.
+
+        Raises:
+            DecodeError, RecordGoneError: see `payload_of`.
+        """
+        return [payload_of(raw, bus.schemas()) for raw in self.raws]
+
+
+def records_of(bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]) -> StepRecords:
+    """The records of a step; raises as `fetch`."""
+    event = read_completed(bus, fact, while_waiting)
+    positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
+    return StepRecords(event, fetch(bus, positions, while_waiting=while_waiting))
+
+
 def read_step(
     bus: Bus, fact: StepFact, while_waiting: Callable[[int], None]
 ) -> tuple[StepCompleted, list[Payload]]:
     """A step's event, and its samples in batch order."""
-    event = read_completed(bus, fact, while_waiting)
-    positions = [Position(SCORED.name, s.partition, s.offset) for s in event.samples]
-    raws = fetch(bus, positions, while_waiting=while_waiting)
-    return event, [payload_of(raw, bus.schemas()) for raw in raws]
+    records = records_of(bus, fact, while_waiting)
+    return records.event, records.payloads(bus)
 
 
 def read_completed(
