@@ -77,12 +77,26 @@ class Command(click.Command):
         args, overrides = split_overrides(args)
         if overrides and self.takes is None:
             ctx.fail(f"{self.name} reads no configuration, so {overrides[0]} has no meaning")
-        rest = super().parse_args(ctx, [*self._with_optional_values(args)])
+        try:
+            rest = super().parse_args(ctx, [*self._with_optional_values(args)])
+        except click.NoSuchOption as err:
+            self._refuse_section(ctx, err.option_name)
+            hidden = {name for one in self.params if getattr(one, "hidden", 0) for name in one.opts}
+            err.possibilities = [name for name in err.possibilities or () if name not in hidden]
+            raise
         names = list(ctx.params.pop("config", None) or ())
         ctx.params = {name: _plain(value) for name, value in ctx.params.items()}
         if self.takes is not None:
             ctx.params["config"] = Named(names, overrides)
         return rest
+
+    def _refuse_section(self, ctx: click.Context, option: str) -> None:
+        """End with a usage error if an option is named like a section of the configuration."""
+        from rlstreams.workers.config.fields import types_of
+        from rlstreams.workers.config.run import RunConfig
+
+        if self.takes is not None and option.removeprefix("--") in types_of(RunConfig):
+            ctx.fail(f"{option} is a section: one field of it is set by {option}.FIELD=VALUE")
 
     def _with_optional_values(self, words: Sequence[str]) -> Iterator[str]:
         """Yield each word; `--web` gets its default value unless a number follows it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.folder import eos_ids_of, num_experts_of, read_config
@@ -75,4 +76,14 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     folder = edited(tmp_path)
     (folder / "model.safetensors").unlink()
     with pytest.raises(EngineError, match=str(folder)):
+        load_model(folder)
+
+
+def test_a_weight_that_is_not_there_is_not_drawn_at_random(tmp_path: Path) -> None:
+    """As transformers would, with a warning: each role would have another model."""
+    folder = edited(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"lacks 1 of the weights .* first model\.norm\.weight"):
         load_model(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ from rlstreams.workers.model.megatron.tables import check_layout, plain_config
 from rlstreams.workers.model.tokenizer import Tokenizer, TokenizerError
 
 # Tokenizers in forms that transformers can turn into `tokenizer.json`.
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")  # in a weight's name
+_OTHER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.safetensors")
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
@@ -81,7 +84,12 @@ def _files(folder: Path) -> list[Path]:
     if not index.is_file():
         single = folder / "model.safetensors"
         if not single.is_file():
-            raise ConfigError(f"model.path: {folder} has no model.safetensors")
+            others = [name for name in _OTHER_WEIGHTS if (folder / name).is_file()]
+            found = f"{' and '.join(others)} but no" if others else "no"
+            raise ConfigError(
+                f"model.path: {folder} has {found} model.safetensors: `save_pretrained` of "
+                "transformers writes it"
+            )
         return [single]
     try:
         names = set(map(str, json.loads(index.read_text("utf-8"))["weight_map"].values()))
@@ -152,6 +160,17 @@ def check_vocabulary(
             f"model.path: {folder}: the tokenizer has {tokenizer.vocab_size} tokens, "
             f"the model only {promised[0]}: they do not belong together; copy the tokenizer that "
             "the model was trained with"
+        )
+
+
+def check_depth(folder: Path, text: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
+    """No layer of the configuration is without weights. More weights may be of another head."""
+    numbers = [int(found[1]) for name in tensors if (found := _LAYER.search(name))]
+    promised, stored = int(text.get("num_hidden_layers") or 0), max(numbers, default=-1) + 1
+    if 0 < stored < promised:
+        raise ConfigError(
+            f"model.path: {folder}: config.json says num_hidden_layers {promised}, but there are "
+            f"weights of {stored}: weights and configuration do not belong together"
         )
 
 
@@ -240,6 +259,7 @@ def _read(folder: Path) -> ModelFolder:
     tensors = tensors_of(folder)
     tokenizer, eos_ids = load_tokenizer(folder), eos_ids_of(folder)
     check_vocabulary(folder, text, tensors, tokenizer)
+    check_depth(folder, text, tensors)
     check_special_tokens(folder, text, eos_ids, tokenizer)
     dtypes = Counter(tensor.dtype for tensor in tensors.values())
     return ModelFolder(

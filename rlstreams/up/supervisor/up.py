@@ -257,8 +257,8 @@ def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: b
         return
     # As the trainer does before its claim, but a minute of starts earlier.
     check_tail(bus, watcher.ledger, config.run.id, Path(config.folder))
-    refuse_other_model(config, claims[-1])
     found = changes(claims[-1].config, resolved_json(config))
+    refuse_other_model(config, claims[-1])  # weights of another model.dtype are other ones
     found += file_changes(config, claims[-1])
     changed = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
     watcher.say(f"continuing at step {watcher.step + 1}; changed: {changed or 'nothing'}")
@@ -278,14 +278,19 @@ def refuse_other_model(config: RunConfig, claim: TrainerStarted) -> None:
     Raises:
         ConfigError: names the field and both values.
     """
-    was = json.loads(claim.config)["model"]["path"]
-    here = {"tokenizer": tokenizer_hash, WEIGHTS: weights_digest}
-    for name, digest_of in here.items():
-        before, now = claim.hashes.get(name), digest_of(config.model.path)
+    path, was = config.model.path, json.loads(claim.config)["model"]["path"]
+    here = {
+        "tokenizer": ("tokenizer", tokenizer_hash(path)),
+        WEIGHTS: ("weights", weights_digest(path, config.model.dtype)),
+    }
+    for name, (what, now) in here.items():
+        before = claim.hashes.get(name)
         if before and now and before != now:
+            then = "it had" if path == was else f"{was} had"
             raise ConfigError(
-                f"model.path is {config.model.path} (SHA-256 of its {name}: {now[:12]}), but the "
-                f"run was started with {was} ({before[:12]}): restore it, or choose another run.id"
+                f"model.path: {path} has other {what} than {then} when the run began (SHA-256 "
+                f"{now[:12]}, was {before[:12]}): name a folder that has those, or choose another "
+                "run.id"
             )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from rlstreams.workers.config.run import RunConfig
 
+_BITS = 63  # of a whole number in an event, beside its sign
 _TYPES: dict[Any, Mapping[str, Any]] = {}  # of each dataclass, resolved once
 
 
@@ -83,6 +84,8 @@ def wrong(kind: Any, value: Any) -> str:  # noqa: ANN401
     """Why `value` is no `kind`; empty if it is one."""
     if isinstance(value, float) and not math.isfinite(value):
         return "not a finite number"
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        return f"more than {_BITS} bits"
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as err:

@@ -28,7 +28,7 @@ from rlstreams.workers.config.fields import (
     wrong,
 )
 from rlstreams.workers.config.here import CONFIG_FILE
-from rlstreams.workers.config.nearest import meant, meant_file
+from rlstreams.workers.config.nearest import meant, meant_file, meant_toml
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import START
 
@@ -144,7 +144,7 @@ def pairs(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, equals, text = word.removeprefix("--").partition("=")
         if not equals:
             following = next(words, None)
-            if following is None:
+            if following is None or following.startswith("--"):
                 raise ConfigError(f"override {word} has no value; write {word} VALUE")
             text = following
         yield name, text
@@ -174,7 +174,7 @@ def read(path: Path) -> str:
         ConfigError: it cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of Windows begin with a mark
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: byte {err.start} is not UTF-8") from err
     except IsADirectoryError as err:
@@ -371,7 +371,7 @@ def _malformed(err: tomllib.TOMLDecodeError, text: str) -> str:
     line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
     if found := re.match(r"line (\d+), column (\d+)", where):
         line, column = int(found[1]), int(found[2])
-    return f":{line}:{column}: malformed TOML: {what}"
+    return f":{line}:{column}: malformed TOML: {what}{meant_toml(what)}"
 
 
 def toml_places(text: str) -> Mapping[str, Place]:

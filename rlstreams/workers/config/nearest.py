@@ -38,6 +38,17 @@ def meant_path(path: str | Path) -> str:
     return f"; there is no {str(missing)!r} either" if missing != Path(path) else ""
 
 
+def meant_toml(what: str) -> str:
+    """Advice on what Python says of malformed TOML; empty where that says enough."""
+    advice = {
+        "Invalid value": "a text stands in quotes, `true` and `false` are in small letters",
+        "Illegal character '\\n'": "its closing quote is missing",
+        "Cannot overwrite a value": "the field is set above already",
+        "Expected '=' after a key": "a line is `field = value`, or a `[section]`",
+    }
+    return next((f"; {text}" for said, text in advice.items() if what.startswith(said)), "")
+
+
 def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:
     from difflib import get_close_matches  # 5 ms, for messages alone
 

@@ -93,7 +93,7 @@ _JUDGED_WITH = (
 )
 HELD_OUT = "held_out"
 # Hashes of a claim.
-REFERENCE, WEIGHTS = "reference", "weights"  # digests of samples
+REFERENCE, WEIGHTS = "reference values", "weight values"  # digests of samples
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
@@ -278,25 +278,26 @@ def tokenizer_hash(model_path: str) -> str:
     return file_sha256(file) if file is not None and file.is_file() else ""
 
 
-def weights_digest(path: str) -> str:
-    """Digest of samples of a model's weight files, hexadecimal; empty: they are not on this host,
-    or cannot be read, which the role that loads them reports.
+def weights_digest(path: str, dtype: str) -> str:
+    """Digest of samples of a model's weights, hexadecimal; empty: they are not on this host, or
+    cannot be read, which the role that loads them reports.
 
     Args:
         path: its folder, or `hf:ORG/NAME`.
+        dtype: `model.dtype`.
     """
     try:
         folder = found_folder(path)
     except ConfigError:
         return ""
-    return folder_digest(folder) if folder else ""
+    return folder_digest(folder, dtype) if folder else ""
 
 
 def reference_digest(config: RunConfig) -> str:
     """Digest of the weights of a reference that is a folder of its own; empty: there is none, or it
     is not on this host."""
     is_own = config.trainer.loss.why_compared and config.logprob.reference != START
-    return weights_digest(config.logprob.reference) if is_own else ""
+    return weights_digest(config.logprob.reference, config.model.dtype) if is_own else ""
 
 
 def shape_hash(model_path: str) -> str:

@@ -121,8 +121,9 @@ def load_model(folder: Path | str, dtype: str = FLOAT32) -> torch.nn.Module:
 
     logging.disable_progress_bar()
     try:
-        model = cls.from_pretrained(
+        model, info = cls.from_pretrained(
             folder,
+            output_loading_info=True,
             dtype=getattr(torch, dtype),
             attn_implementation=chosen_attention(config, has_sdpa=bool(cls._supports_sdpa)),
             local_files_only=True,
@@ -130,6 +131,11 @@ def load_model(folder: Path | str, dtype: str = FLOAT32) -> torch.nn.Module:
         )
     except (OSError, ValueError, RuntimeError, KeyError) as err:
         raise EngineError(f"model folder {str(folder)!r} cannot be loaded: {err}") from err
+    if missing := sorted(info["missing_keys"]):  # transformers draws them at random
+        raise EngineError(
+            f"model folder {str(folder)!r} lacks {len(missing)} of the weights that its "
+            f"config.json asks for, first {missing[0]}: they do not belong together"
+        )
     module: torch.nn.Module = model.eval()
     return module.requires_grad_(False)
 

@@ -119,8 +119,8 @@ class Process:
             try:
                 await self._load()
             except BaseException as err:
+                num_kills += self._was_killed  # by others: our own kill is below
                 await self.end("is closed")
-                num_kills += self._was_killed
                 if not (isinstance(err, UserCodeError) and 0 < num_kills < NUM_KILLS):
                     raise
             else:
@@ -202,7 +202,8 @@ class Process:
     async def _load(self) -> None:
         done, _ = await asyncio.wait({self._ready.reply}, timeout=START_S)
         if self.broken or not done:
-            why = self.broken or f"gave no answer within {START_S:g} s"
+            late = f"gave no answer within {START_S:g} s"
+            why = self.broken or f"{late}{await self._whereabouts(_READY)}"
             raise UserCodeError(f"{self._code} cannot be loaded: it {why}")
         reply = self._ready.reply.result()
         if "error" in reply:

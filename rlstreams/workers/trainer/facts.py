@@ -192,7 +192,7 @@ def hashes_of(config: RunConfig) -> dict[str, str]:
     of_model = {
         "tokenizer": tokenizer_hash(path),
         "shape": shape_hash(path),
-        WEIGHTS: weights_digest(path),
+        WEIGHTS: weights_digest(path, config.model.dtype),
         REFERENCE: reference_digest(config),
     }
     of_files = data_hashes(config.data) | user_code_hashes(config)

@@ -1,7 +1,8 @@
 """A digest of a model folder's weights from samples of them: without torch, and without loading.
 
 It tells two models apart, and a model before training from one after it. It proves no equality:
-that is the weight hash's work, which reads every byte. Files and their number do not count.
+that is the weight hash's work, which reads every byte. Files, their number and the type that they
+are written in do not count: numbers are compared as a run computes with them (decision 0105).
 """
 
 from __future__ import annotations
@@ -13,28 +14,43 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 MOST_SAMPLED = 512  # tensors, spread over all names: each costs a seek
-SAMPLE_BYTES = 4096  # of a tensor, from its middle: a first row may be padding
+SAMPLE_NUMBERS = 1024  # of a tensor, from its middle: a first row may be padding
 _TIED = "lm_head.weight"  # libraries write it, or leave it out, where it is the embedding
+# By the format's name of a type that float32 holds without a rounding: how numpy reads it.
+_WIDENED = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 class _Tensor(NamedTuple):
     file: Path
     begin: int  # in the file, bytes
     end: int
-    kind: str  # dtype and shape
+    dtype: str  # as the format names it: F32, BF16, ...
+    shape: list[int]
+
+    @property
+    def kind(self) -> str:
+        """What counts beside the name: the shape, and a type that is not widened."""
+        return str(self.shape) if self.dtype in _WIDENED else f"{self.dtype} {self.shape}"
 
 
-def folder_digest(folder: Path) -> str:
-    """SHA-256 of names, types, shapes and samples, hexadecimal; empty: there are no safetensors
-    that can be read."""
+def folder_digest(folder: Path, dtype: str) -> str:
+    """SHA-256 of names, shapes and samples, hexadecimal; empty: there are no safetensors that can
+    be read.
+
+    Args:
+        dtype: what the run computes with: float32 or bfloat16.
+    """
     try:
         tensors = dict(_tensors(folder))
         digest = hashlib.sha256()
         names = sorted(tensors.keys() - {_TIED})
         digest.update(json.dumps([[name, tensors[name].kind] for name in names]).encode())
         for name in names[:: len(names) // MOST_SAMPLED + 1]:
-            digest.update(_sample(tensors[name]))
+            digest.update(_sample(tensors[name], dtype))
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return ""  # the role that loads it reports that
     return digest.hexdigest() if names else ""
@@ -48,11 +64,23 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
         for name, about in header.items():
             if name != "__metadata__":
                 begin, end = (8 + size + offset for offset in about["data_offsets"])
-                yield name, _Tensor(path, begin, end, f"{about['dtype']} {about['shape']}")
+                yield name, _Tensor(path, begin, end, about["dtype"], about["shape"])
 
 
-def _sample(tensor: _Tensor) -> bytes:
-    middle = (tensor.begin + tensor.end - SAMPLE_BYTES) // 2
+def _sample(tensor: _Tensor, dtype: str) -> bytes:
+    stored_as = np.dtype(_WIDENED.get(tensor.dtype, "u1"))
+    count = (tensor.end - tensor.begin) // stored_as.itemsize
+    taken = min(SAMPLE_NUMBERS, count)
     with tensor.file.open("rb") as file:
-        file.seek(max(tensor.begin, middle))
-        return file.read(min(SAMPLE_BYTES, tensor.end - tensor.begin))
+        file.seek(tensor.begin + (count - taken) // 2 * stored_as.itemsize)
+        stored = np.frombuffer(file.read(taken * stored_as.itemsize), stored_as)
+    if tensor.dtype not in _WIDENED:
+        return stored.tobytes()
+    is_upper = tensor.dtype == "BF16"  # the upper half of its float32
+    bits = stored.astype("<u4") << 16 if is_upper else stored.astype("<f4").view("<u4")
+    return (_rounded(bits) if dtype == "bfloat16" else bits).tobytes()
+
+
+def _rounded(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """float32 numbers rounded to bfloat16, to nearest, ties to even; both as bits."""
+    return bits + 0x7FFF + (bits >> 16 & 1) >> 16

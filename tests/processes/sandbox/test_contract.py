@@ -273,6 +273,17 @@ def test_a_kill_while_the_code_is_loaded_is_no_fault_of_the_code(tmp_path: Path)
     assert process.NUM_KILLS == starts.stat().st_size
 
 
+def test_code_that_hangs_while_it_is_loaded_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end that it is given is no kill by others; the message says which line it is at."""
+    monkeypatch.setattr(process, "START_S", 2.0)
+    source = "import time\nopen(__file__ + '.starts', 'a').write('x')\ntime.sleep(3600)"
+    with pytest.raises(ConfigError, match=r"no answer within 2 s: it is at .*user\.py:3$"):
+        Either(tmp_path, "function", source)
+    assert 1 == (tmp_path / "user.py.starts").stat().st_size
+
+
 _INIT = "class code:\n    def __init__(self, *a): pass\n"
 
 

@@ -50,6 +50,16 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert f'save_pretrained(sys.argv[1])" {folder}' in said
 
 
+def test_a_folder_whose_weights_are_of_another_form_or_of_fewer_layers(tmp_path: Path) -> None:
+    """More layers than the configuration says may be of a head that is not loaded."""
+    folder = copied(tmp_path, num_hidden_layers=3)
+    assert "num_hidden_layers 3, but there are weights of 2: weights and" in refusal(folder)
+    changed(folder / "config.json", num_hidden_layers=1)
+    read_model(str(folder))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "pytorch_model.bin but no model.safetensors: `save_pretrained` of" in refusal(folder)
+
+
 def test_a_tokenizer_without_the_models_special_tokens(tmp_path: Path) -> None:
     """One of another model may have a smaller vocabulary, and so fit: it lacks the end."""
     folder = copied(tmp_path)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.up import changes, refuse_other_model
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RolloutSection, RunConfig, RunSection
+from rlstreams.workers.loop.agreement import WEIGHTS, weights_digest
 from rlstreams.workers.trainer.facts import hashes_of
 from tests.factories import trainer_started
 from tests.unit.roles.stand import EXAMPLE
@@ -49,8 +55,41 @@ def test_another_model_is_refused_before_a_role_starts(tmp_path: Path) -> None:
 
     for name in ("copied", "gone"):
         refuse_other_model(with_model(name), claim)
-    for name, what in (("trained", "weights"), ("retokenized", "tokenizer")):
-        was = f"started with {config.model.path} ({claim.hashes[what][:12]})"
-        with pytest.raises(ConfigError, match=f"{name} .SHA-256 of its {what}: .*{re.escape(was)}"):
+    for name, what, key in (("trained", "weights", WEIGHTS), ("retokenized", *["tokenizer"] * 2)):
+        path = config.model.path
+        was = f"than {re.escape(path)} had .*, was {claim.hashes[key][:12]}"
+        with pytest.raises(ConfigError, match=f"{name} has other {what} {was}"):
             refuse_other_model(with_model(name), claim)
     refuse_other_model(with_model("trained"), replace(claim, hashes={}))  # of an older release
+
+
+def stored(folder: Path, *, dtype: str, values: npt.NDArray[np.float32]) -> str:
+    """A folder of one tensor, written in a type of numpy or as bfloat16; its path."""
+    folder.mkdir()
+    upper = torch.from_numpy(values).to(getattr(torch, dtype))
+    save_file({"layer.weight": upper}, folder / "model.safetensors")
+    return str(folder)
+
+
+@pytest.mark.parametrize(("computed", "is_refused"), [("float32", True), ("bfloat16", False)])
+def test_the_type_of_a_file_is_no_other_model(
+    tmp_path: Path, computed: str, *, is_refused: bool
+) -> None:
+    """Numbers count as a run computes with them: what was rounded away counts in float32 alone."""
+    exact = torch.linspace(-3, 3, 4000).bfloat16().float().numpy()
+    finer = exact * np.float32(1 + 2**-12)
+    folders = {
+        dtype: stored(tmp_path / dtype, dtype=dtype, values=exact)
+        for dtype in ("float32", "bfloat16", "float16")
+    }
+    assert 1 == len({weights_digest(path, computed) for path in folders.values()})
+    folders["finer"] = stored(tmp_path / "finer", dtype="float32", values=finer)
+    folders["rounded"] = stored(tmp_path / "rounded", dtype="bfloat16", values=finer)
+    config = RunConfig()
+    begun, now = (
+        replace(config, model=replace(config.model, path=folders[name], dtype=computed))
+        for name in ("finer", "rounded")
+    )
+    claim = trainer_started(config=resolved_json(begun), hashes=hashes_of(begun))
+    with pytest.raises(ConfigError, match="has other weights") if is_refused else nullcontext():
+        refuse_other_model(now, claim)

@@ -73,6 +73,12 @@ def test_usage_errors_exit_with_2(words, capsys):
             "rlstreams up",
             "No such option: --step (Possible options: --help, --steps)",
         ),
+        (
+            ["up", "--trainer=3"],
+            "rlstreams up",
+            "--trainer is a section: one field of it is set by",
+        ),
+        (["worker", "--instanc=3"], "rlstreams worker", "No such option: --instanc\n"),
         (["config", "shw"], "rlstreams config", "there is no shw; did you mean show?"),
         (
             ["record", "diff", "a", "b", "c"],

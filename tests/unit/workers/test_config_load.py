@@ -30,6 +30,11 @@ def test_files_merge_deeply_and_overrides_win(tmp_path):
     assert (1e-4, 0.8) == (config.trainer.optimizer.lr, config.trainer.optimizer.beta1)
 
 
+def test_the_mark_of_windows_editors_is_no_text(tmp_path):
+    """They begin a file of UTF-8 with a byte-order mark."""
+    assert 5 == load([write(tmp_path, "\ufeff[trainer]\nsteps = 5\n")]).trainer.steps
+
+
 @pytest.mark.parametrize(
     ("override", "section", "expected"),
     [
@@ -134,6 +139,11 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
         ("[trainer\nsteps = 3", r"run.toml:1:9: malformed TOML"),
         ("[trainer]\nsteps = ", r"run.toml:2:9: malformed TOML"),
         ("[trainer]\nname = 'x", r"run.toml:2:\d+: malformed TOML"),
+        ("[run]\nid = my-run", r"2:6: malformed TOML: Invalid value; a text stands in quotes"),
+        ("[trainer]\nsteps = 1\nsteps = 2", r":3:10: .*value; the field is set above already"),
+        ('[run]\nid = "x\n', r"2:8: malformed TOML: Illegal .*; its closing quote is missing"),
+        ("[trainer]\nsteps 3", r"2:7: .*; a line is `field = value`, or a `\[section\]`"),
+        (f"[trainer]\nsteps = {2**63}", r":2:1: trainer.steps must .*\(more than 63 bits\)"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):
@@ -146,6 +156,7 @@ def test_bad_files_are_refused(tmp_path, text, message):
     ("overrides", "message"),
     [
         (["--trainer.steps"], "override --trainer.steps has no value"),
+        (["--trainer.steps", "--run.id=x"], "--trainer.steps has no value; write --trainer.steps "),
         (["--trainer.steps", "ten"], "override --trainer.steps: trainer.steps must be a whole nu"),
         (["--trainer.stps", "3"], r"override --trainer.stps: .* did you mean trainer.steps\?"),
         (["trainer=3"], "trainer is a table, got 3"),

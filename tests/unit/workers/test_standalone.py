@@ -237,14 +237,19 @@ def test_a_digest_tells_weights_and_not_files(tmp_path: Path) -> None:
     rows = {f"layer.{n}": np.full((64, 64), n, np.float32) for n in range(3)}
     save_file(rows, one / "model.safetensors")
     save_file(rows | {"lm_head.weight": rows["layer.0"]}, two / "model-1.safetensors")
-    assert weights_digest(str(one)) == weights_digest(str(two)) != ""
+    assert weights_digest(str(one), "float32") == weights_digest(str(two), "float32") != ""
     save_file({"layer.2": rows["layer.2"]}, two / "model-2.safetensors")
     save_file({"layer.0": rows["layer.0"], "layer.1": rows["layer.1"]}, two / "model-1.safetensors")
-    assert weights_digest(str(one)) == weights_digest(str(two))
+    assert weights_digest(str(one), "float32") == weights_digest(str(two), "float32")
     save_file({"layer.2": rows["layer.1"]}, two / "model-2.safetensors")
-    assert weights_digest(str(one)) != weights_digest(str(two))
+    assert weights_digest(str(one), "float32") != weights_digest(str(two), "float32")
     (bad / "model.safetensors").write_bytes(b"none")
-    assert "" == weights_digest(str(bad)) == weights_digest(str(tmp_path)) == weights_digest("")
+    assert (
+        ""
+        == weights_digest(str(bad), "float32")
+        == weights_digest(str(tmp_path), "float32")
+        == weights_digest("", "float32")
+    )
 
 
 def test_user_code_of_another_content_is_refused_by_file_and_both_hashes(tmp_path: Path) -> None:
