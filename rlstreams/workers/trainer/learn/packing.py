@@ -48,7 +48,7 @@ class MicroBatch:
     temperature_BT: Float32s
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
-    num_batch_rows: int  # samples of the whole batch that have such tokens, in any row
+    num_batch_learnt: int  # samples of the whole batch that have such tokens
     num_batch_samples: int  # of the whole batch, wholly masked ones included
     # Share of its sample's tokens to learn from that a row has; None: each row is a sample.
     shares_B: npt.NDArray[np.float64] | None = None
@@ -325,7 +325,7 @@ def _micro_batch(
         temperature_BT=np.ones(shape, np.float32),
         advantages_B=np.asarray(advantages_B, np.float32),
         num_batch_loss_tokens=of_batch[0],
-        num_batch_rows=of_batch[1],
+        num_batch_learnt=of_batch[1],
         num_batch_samples=of_batch[2],
         shares_B=shares_B,
         bin_tokens=bin_tokens,
