@@ -18,6 +18,7 @@ from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import from_json
@@ -170,7 +171,7 @@ def train_recorded(
     event: StepCompleted,
     payloads: Sequence[Payload],
     cut: Cut | None,
-    left_out: Collection[tuple[str, int]] = (),
+    left_out: Collection[SampleId] = (),
 ) -> Trained:
     """Learn from a recorded batch under this configuration; raises as `Training.train`.
 
