@@ -35,10 +35,10 @@ from rlstreams.workers.trainer.redo.redo import (
     differences,
     read_step,
     redo_steps,
-    run_now,
 )
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
+from rlstreams.workers.trainer.training.resumable import run_now
 from rlstreams.workers.trainer.training.training import Trained, Training
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightServer

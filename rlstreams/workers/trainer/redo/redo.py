@@ -8,10 +8,8 @@ step, and compares batch and weight hashes with the committed ones; tools do it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from rlstreams.schemas.events import PassedOverCheckpoint, StepCompleted
 from rlstreams.streams.ledger import Ledger, StepFact
@@ -26,12 +24,10 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
+from rlstreams.workers.trainer.training.resumable import Compute, Resumable, at_once
 from rlstreams.workers.trainer.training.training import Trained, Training
 
-T = TypeVar("T")
 _UNRECORDED = {"ranks": "1"}  # values of facts that a claim leaves out
-Coroutine = Generator[Future[Any] | None, Any, T]
-Compute = Callable[..., Future[Any]]
 
 
 class RedoError(ConfigError):
@@ -105,13 +101,6 @@ class RedoneStep:
             )
 
 
-def at_once(work: Callable[..., T], *given: object) -> Future[T]:
-    """A `Compute` that runs the work at once."""
-    future: Future[T] = Future()
-    future.set_result(work(*given))
-    return future
-
-
 def redo_steps(
     bus: Bus,
     ledger: Ledger,
@@ -123,7 +112,7 @@ def redo_steps(
     compute: Compute = at_once,
     while_waiting: Callable[[int], None] = lambda _: None,
     on_step: Callable[[RedoneStep], bool | None],
-) -> Coroutine[None]:
+) -> Resumable[None]:
     """Execute committed steps again, from weights as they were before `first`; writes nothing.
 
     Records, masks and borders are the recorded ones, the configuration that of the claim in force.
@@ -183,18 +172,6 @@ def train_recorded(
     return training.train(payloads, event.masked, version, cut, left_out)
 
 
-def run_now(coroutine: Coroutine[T]) -> T:
-    """Drive a coroutine to its end."""
-    result = None
-    while True:
-        try:
-            future = coroutine.send(result)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        result = future.result() if future else None
-
-
 def redo(
     bus: Bus,
     ledger: Ledger,
@@ -204,7 +181,7 @@ def redo(
     while_waiting: Callable[[int], None] = lambda _: None,
     used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     stop_at_unequal: bool = False,
-) -> Coroutine[Redone]:
+) -> Resumable[Redone]:
     """Redo the ledger's steps that the weights lack.
 
     Steps before a recorded drift do not count for `first_unequal`: the ledger goes on from the
