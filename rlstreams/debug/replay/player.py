@@ -96,7 +96,6 @@ def chosen(recording: Recording, selection: Selection | None) -> Iterator[RawRec
             yield raw
 
 
-MAX_ABORTS = 5
 STREAM_BYTES = 128_000_000  # most bytes of one transaction
 STREAM_RECORDS = 200_000
 STREAM_S = 2.0

@@ -32,15 +32,15 @@ from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.fencing import is_next_epoch
-from rlstreams.streams.log.record import Partition, Position, Record
+from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.claims import STEPS_PARTITION
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.runtime import OwnerAliveError
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.replaced import unless_replaced
 
-STEPS_PARTITION = Partition(STEPS.name, 0)
 CATCH_UP_S, LOOK_S = 5.0, 0.05
 READ_DEADLINE_S = 60.0  # without a single further record: a long ledger may take longer
 OnDrop = Callable[[GroupsDropped, Position], None]
@@ -141,7 +141,8 @@ def claim(
         FencedError: somebody else made the same producer meanwhile, whatever error that caused
             here.
     """
-    ledger = Ledger(keeps_steps=True, on_step=lambda step, _: on_step(step))
+    ledger = Ledger(keeps_steps=True)
+    ledger.listen(on_step=lambda step, _: on_step(step))
     with EventReader(bus, {STEPS_PARTITION: 0}, context.worker) as reader:
         read_to_end(bus, reader, ledger)
         if not _is_known_dead(context, ledger):
@@ -187,9 +188,11 @@ def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
     """As `read_ledger`, but up to a step: the ledger of its trainer when that step was committed.
 
     Args:
-        on_drop: see `Ledger`; also called for a drop that its trainer disowned behind the step.
+        on_drop: see `Ledger.listen`; also called for a drop that its trainer disowned behind the
+            step.
     """
-    ledger = Ledger(keeps_steps=True, on_drop=on_drop)
+    ledger = Ledger(keeps_steps=True)
+    ledger.listen(on_drop=on_drop)
     with EventReader(bus, bus.beginnings(STEPS.name), reads) as reader:
         for record in reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S):
             event = record.event
