@@ -155,13 +155,11 @@ class Rebuilt:
                 self.training.pass_over()
                 continue
             redone = self.again(number)
-            if not redone.is_equal:
-                what, hashes = "weights", (redone.fact.weight_hash, redone.again.weight_hash)
-                if hashes[0] == hashes[1]:
-                    what, hashes = "a value head", redone.value_heads
+            if (unequal := redone.unequal) is not None:
+                what, expected, actual = unequal.part
                 raise UnequalError(
                     f"step {number}, on the way from {self.started_from}, gave {what} "
-                    f"{hashes[1][:12]}, the log says {hashes[0][:12]}",
+                    f"{actual[:12]}, the log says {expected[:12]}",
                     self.environment(number),
                 )
             self.num_redone += 1

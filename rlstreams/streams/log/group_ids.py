@@ -22,6 +22,11 @@ def issue_number(group_id: str) -> int | None:
     return int(group_id) if _NUMBER.fullmatch(group_id) else None
 
 
+def evaluation_group(version: int, row: int) -> str:
+    """Return the id of the group that answers a held-out row under a version."""
+    return f"e{version}-{row}"
+
+
 def evaluation_id(group_id: str) -> tuple[int, int] | None:
     """Return (version, row) of `e{version}-{row}`; None for any other id."""
     found = _EVALUATION.fullmatch(group_id)

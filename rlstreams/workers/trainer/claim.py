@@ -42,7 +42,6 @@ from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.replaced import unless_replaced
 
 CATCH_UP_S, LOOK_S = 5.0, 0.05
-READ_DEADLINE_S = 60.0  # without a single further record: a long ledger may take longer
 OnDrop = Callable[[GroupsDropped, Position], None]
 LAST_WORDS_SHARE = 1 / 6  # of the lease, at its beginning; heartbeats come every third of it
 
@@ -167,9 +166,9 @@ def read_to_end(bus: Bus, reader: EventReader, ledger: Ledger) -> None:
     """Fold all records that are committed now.
 
     Raises:
-        DeadlineError: the reader came no further for READ_DEADLINE_S.
+        DeadlineError: as `EventReader.up_to`.
     """
-    _fold(reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S), ledger)
+    _fold(reader.up_to(bus.ends(STEPS.name)), ledger)
 
 
 def read_ledger(bus: Bus, reads: str) -> Ledger:
@@ -194,7 +193,7 @@ def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
     ledger = Ledger(keeps_steps=True)
     ledger.listen(on_drop=on_drop)
     with EventReader(bus, bus.beginnings(STEPS.name), reads) as reader:
-        for record in reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S):
+        for record in reader.up_to(bus.ends(STEPS.name)):
             event = record.event
             is_before = ledger.last_step < step
             if is_before or (isinstance(event, TrainerHeartbeat) and event.disowned):

@@ -46,6 +46,13 @@ class Unequal:
     actual: str
     value_heads: tuple[str, str] = ("", "")  # expected and actual, where these alone differ
 
+    @property
+    def part(self) -> tuple[str, str, str]:
+        """The part that differs, and its expected and actual hash."""
+        if self.expected == self.actual:
+            return ("a value head", *self.value_heads)
+        return "weights", self.expected, self.actual
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redone:
@@ -87,6 +94,18 @@ class RedoneStep:
         has_drifted = self.fact.weight_hash != self.recorded.weight_hash
         now = self.again.value_head_hash
         return (now if has_drifted else self.recorded.value_head_hash), now
+
+    @property
+    def unequal(self) -> Unequal | None:
+        """The difference from the ledger; None: it is equal."""
+        if self.is_equal:
+            return None
+        return Unequal(
+            step=self.fact.step,
+            expected=self.fact.weight_hash,
+            actual=self.again.weight_hash,
+            value_heads=self.value_heads,
+        )
 
     def check_batch(self) -> None:
         """
@@ -203,12 +222,8 @@ def redo(
     def compare(step: RedoneStep) -> bool:
         step.check_batch()
         used([payload.raw for payload in step.payloads])
-        number, expected, actual = step.fact.step, step.fact.weight_hash, step.again.weight_hash
-        unequal = Unequal(
-            step=number, expected=expected, actual=actual, value_heads=step.value_heads
-        )
-        done.append(None if step.is_equal else unequal)
-        return step.is_equal or not stop_at_unequal or number < ledger.drifted_step
+        done.append(step.unequal)
+        return step.is_equal or not stop_at_unequal or step.fact.step < ledger.drifted_step
 
     yield from redo_steps(
         bus,
@@ -265,9 +280,7 @@ def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, s
     """
     found = differences(before, now)
     why = f"since then {found}" if found else "of what a claim records, nothing differs since then"
-    what, expected, actual = "weights", unequal.expected, unequal.actual
-    if expected == actual:
-        what, (expected, actual) = "a value head", unequal.value_heads
+    what, expected, actual = unequal.part
     return RedoError(
         f"redo of step {unequal.step} gave {what} {actual}, the ledger says "
         f'{expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '
