@@ -38,11 +38,20 @@ def drop_expired(bus: Bus, ledger: Ledger, writer: LedgerWriter, log: Log) -> in
     return len(groups)
 
 
+def refuse_expired(bus: Bus, ledger: Ledger) -> None:
+    """Refuse to go on if samples that wait for a step are gone.
+
+    Raises:
+        RetentionError: as `check_open`.
+    """
+    beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
+    check_open(ledger.positions, beginnings, ledger.last_step)
+
+
 def has_expired(bus: Bus, ledger: Ledger) -> bool:
     """Whether retention has removed records that an open group may need."""
-    beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
     try:
-        check_open(ledger.positions, beginnings, ledger.last_step)
+        refuse_expired(bus, ledger)
     except RetentionError:
         return True
     # Before the first step there are no positions, and trajectories have none in the ledger: a

@@ -13,15 +13,15 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
+from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.trainer.expired import refuse_expired
 from rlstreams.workers.trainer.family import branch_command
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.redo import Redone, redo
 from rlstreams.workers.trainer.redo.retention import (
     RedoSpan,
     RetentionError,
-    check_open,
     check_redo,
 )
 from rlstreams.workers.trainer.training.checkpoint import (
@@ -66,8 +66,7 @@ class Recovery:
         self.saved_step = self._begun_step = 0  # 0: version 0 is the model folder
         self._files = ThreadPoolExecutor(1, "trainer-checkpoint")
         self._written: Future[Manifest] | None = None  # None: nothing is being written
-        beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
-        check_open(ledger.positions, beginnings, ledger.last_step)
+        refuse_expired(bus, ledger)
 
     def come_back(self) -> Resumable[Redone]:
         """Load the newest checkpoint that the ledger confirms, and redo the steps since.
