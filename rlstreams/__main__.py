@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import click
 
-from rlstreams.cli.options import meant, refuse_nothing, write_commands
+from rlstreams.cli.options import meant_word, refuse_nothing, write_commands
 from rlstreams.streams.process import bytecode
 from rlstreams.streams.process.descriptors import raise_limit
 from rlstreams.workers.loop.ending import (
@@ -105,7 +105,7 @@ class Program(click.Group):
 def _refuse(ctx: click.Context, word: str) -> NoReturn:
     if word in MOVED:
         ctx.fail(f"`rlstreams {word}` is now {MOVED[word]}")
-    ctx.fail(f"there is no {word}{meant(_ELSEWHERE.get(word, word), COMMANDS)}")
+    ctx.fail(f"there is no {word}{meant_word(_ELSEWHERE.get(word, word), COMMANDS)}")
 
 
 def _version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import rlstreams.schemas.events
+from rlstreams.streams.log.roles import ROLES
 from tests.syntax_trees import MODULES, OURS, ROOT, Module, is_within, modules_of
 
-ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
 FILE_CAP, MEDIAN_CAP, FUNCTION_CAP, FOLDER_CAP = 400, 150, 60, 20
 # Of our own packages each may import these, and itself; the longest name that fits counts.
 OWN_IMPORTS: Mapping[str, tuple[str, ...]] = {

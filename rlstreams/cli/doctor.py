@@ -7,6 +7,7 @@ from argparse import Namespace
 from rlstreams.cli.named import configuration, print_json
 from rlstreams.cli.options import COUNT, RUN, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.roles import ROLES
 
 
 @command(
@@ -21,7 +22,7 @@ from rlstreams.streams.log.errors import ConfigError
 )
 @option(
     "--role",
-    type=one_of("prompts", "rollout", "server", "logprob", "trainer"),
+    type=one_of(*ROLES),
     help="only what this role needs, on a host of its own",
 )
 @option(

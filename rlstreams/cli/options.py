@@ -13,11 +13,12 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 import click
+
+from rlstreams.workers.config.nearest import nearest
 
 _OVERRIDE = re.compile(r"--[A-Za-z_]\w*\.[^=]+(=|$)")
 Run = Callable[[Namespace], int]
@@ -180,11 +181,10 @@ class CommandGroup(click.Group):
     def refuse(self, ctx: click.Context, args: Sequence[str]) -> NoReturn:
         """End with a usage error that names the nearest action."""
         names = self.list_commands(ctx)
-        near = get_close_matches(args[0], names, n=1)
-        if self.was and not near:
+        if self.was and not nearest(args[0], names):
             line = " ".join([ctx.command_path, self.was, *args])
             ctx.fail(f"{self.name} has the actions {', '.join(names)}: `{line}`?")
-        ctx.fail(f"there is no {args[0]}{meant(args[0], names)}")
+        ctx.fail(f"there is no {args[0]}{meant_word(args[0], names)}")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the actions in the order of their declaration."""
@@ -209,12 +209,10 @@ def refuse_nothing(ctx: click.Context, what: str) -> NoReturn:
     raise click.UsageError(f"{what} is missing: name one of these")
 
 
-def meant(word: str, names: Sequence[str]) -> str:
+def meant_word(word: str, names: Sequence[str]) -> str:
     """Return the end of a sentence that refuses a word: the nearest name, or all names."""
-    if word in names:
-        return f"; did you mean {word}?"
-    near = get_close_matches(word, names, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; it is one of {', '.join(names)}"
+    near = word if word in names else nearest(word, names)
+    return f"; did you mean {near}?" if near else f"; it is one of {', '.join(names)}"
 
 
 def command(

@@ -24,6 +24,7 @@ from rlstreams.cli.options import (
     set_threads,
 )
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.process.priority import COMPUTES, give_way
 from rlstreams.workers.loop.runtime import Role, Stop
 
@@ -83,7 +84,7 @@ _HIDDEN = (
 @argument(
     "ROLE",
     "server: a model server of rollout workers; ranks: what a trainer on another host asks for",
-    type=one_of("prompts", "rollout", "server", "logprob", "trainer", "ranks"),
+    type=one_of(*ROLES, "ranks"),
 )
 @option(
     "--ordinal",

@@ -134,24 +134,15 @@ class Ledger:
             steps out, as a recording of some steps does. Otherwise no event counts before the
             first claim, and a step only if its number follows the last one's.
         keeps_steps: also keep `steps`, and `hashes` and `made_by` of all versions.
-        on_step, on_drop, on_redone, on_branch: called with each event that counts, once it is
-            folded, and with its position.
     """
 
-    def __init__(
-        self,
-        *,
-        begins_anywhere: bool = False,
-        keeps_steps: bool = False,
-        on_step: Callable[[StepCompleted, Position], None] = _ignore,
-        on_drop: Callable[[GroupsDropped, Position], None] = _ignore,
-        on_redone: Callable[[StepsRedone, Position], None] = _ignore,
-        on_branch: Callable[[RunBranched, Position], None] = _ignore,
-    ) -> None:
+    def __init__(self, *, begins_anywhere: bool = False, keeps_steps: bool = False) -> None:
         self._begins_anywhere = begins_anywhere
         self._keeps_steps = keeps_steps
-        self._on_step, self._on_drop = [on_step], [on_drop]
-        self._on_redone, self._on_branch = [on_redone], [on_branch]
+        self._on_step: list[Callable[[StepCompleted, Position], None]] = []
+        self._on_drop: list[Callable[[GroupsDropped, Position], None]] = []
+        self._on_redone: list[Callable[[StepsRedone, Position], None]] = []
+        self._on_branch: list[Callable[[RunBranched, Position], None]] = []
         self._above: frozenset[int] = frozenset()
         self._closings = _Closings()
         self.branch: RunBranched | None = None  # the step of another run that this one continues
@@ -183,7 +174,10 @@ class Ledger:
         on_redone: Callable[[StepsRedone, Position], None] = _ignore,
         on_branch: Callable[[RunBranched, Position], None] = _ignore,
     ) -> None:
-        """Add listeners, called after the present ones: folds of one reader share a ledger."""
+        """Add listeners, called after the present ones: folds of one reader share a ledger.
+
+        Each is called with an event that counts, once it is folded, and with its position.
+        """
         self._on_step.append(on_step)
         self._on_drop.append(on_drop)
         self._on_redone.append(on_redone)

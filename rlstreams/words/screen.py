@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rlstreams.schemas.events import StepsRedone
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.evaluation import EvaluationPoint, HeldOutAnswer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.workers import WorkerView
@@ -103,7 +104,7 @@ def spelled(
 def over(*points: EvaluationPoint) -> str:
     """Return the number of answers that these accuracies are over: `over 256 answers each`."""
     counts = [point.num_samples for point in points]
-    first = f"over {counts[0]:,} {'answer' if counts[0] == 1 else 'answers'}"
+    first = f"over {counted(counts[0], 'answer')}"
     if len(counts) == 1:
         return first
     is_same = len(set(counts)) == 1

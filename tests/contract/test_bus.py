@@ -15,9 +15,9 @@ from rlstreams.streams.log.errors import (
     RefusedError,
     TopicMismatchError,
 )
-from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.parts import part_headers
 from rlstreams.streams.log.record import Outgoing, Partition
+from rlstreams.streams.run.partitioner import partition_of
 from tests.contract.buses import Cluster
 from tests.contract.polling import (
     P0,

@@ -101,7 +101,7 @@ def batch_of(
                 temperature_BT=np.ones(shape, np.float32),
                 advantages_B=advantages_N[list(members)],
                 num_batch_loss_tokens=num_loss_tokens,
-                num_batch_rows=len(lengths),
+                num_batch_learnt=len(lengths),
                 num_batch_samples=len(lengths),
                 bin_tokens=cut.bins[number] if cut.bins else 0,
                 taken=prefixes.taken(members) if prefixes else None,

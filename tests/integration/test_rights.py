@@ -27,13 +27,13 @@ from rlstreams.streams.log.record import Committed, Outgoing, Partition
 from rlstreams.streams.log.rights import (
     OPERATOR,
     PRINCIPALS,
-    ROLES,
     UP,
     Acl,
     NoRightError,
     OfRole,
     acls,
 )
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.log.topics import TOPICS
 

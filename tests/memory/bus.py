@@ -18,9 +18,9 @@ from rlstreams.streams.log.errors import (
     StreamsError,
     TopicMismatchError,
 )
-from rlstreams.streams.log.partitioner import partition_of
 from rlstreams.streams.log.parts import PART_BYTES, Message, num_parts, part_headers, split, whole
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position
+from rlstreams.streams.run.partitioner import partition_of
 from tests.memory.consumer import MemoryGroupConsumer, MemoryReader
 from tests.memory.log import MemoryLog, State, Transaction, named
 

@@ -93,7 +93,7 @@ def ours(b: dict[str, Tensor], by: LossSection) -> Tensor:
         losses = with_kl(losses, kl_terms(pi, ref, by), pi, prox, by)
     return reduced(
         losses.losses_N, counts, by,
-        num_batch_tokens=sum(counts), num_batch_rows=ROWS, num_batch_samples=ROWS,
+        num_batch_tokens=sum(counts), num_batch_learnt=ROWS, num_batch_samples=ROWS,
     )  # fmt: skip
 
 

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
+from rlstreams.streams.log.roles import STAGES
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.process.descriptors import raise_limit
-from rlstreams.streams.views.stalls import ROLES
 from rlstreams.workers.bootstrap.parts import topic_plan
 from rlstreams.workers.config.run import RunConfig
 
@@ -73,7 +73,7 @@ def files(config: RunConfig, host: Host = EVERYTHING) -> Check:
     if not config.broker.bootstrap and not host.is_alone:
         plan = topic_plan(config)
         partitions = sum(plan.partitions(topic) for topic in TOPICS)
-        workers = sum(host.num_processes(config, role) for role in ROLES)
+        workers = sum(host.num_processes(config, role) for role in STAGES)
         needed = _BROKER_FILES + _PARTITION_FILES * partitions + _WORKER_FILES * workers
         needed, long = max(needed, _ROLE_FILES), _LONG_FILES
     holder = "the broker has" if long else "a role has up to"

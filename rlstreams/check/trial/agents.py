@@ -42,7 +42,7 @@ from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.limits import PromptEncoder
 from rlstreams.workers.dataset.row import Row
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.policy.puller import Load
 from rlstreams.workers.rollout.history import session_of
 from rlstreams.workers.rollout.sessions import Closed, Sessions
@@ -158,7 +158,7 @@ class AgentTrial:
         started_s = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
-                committing = tasks.create_task(_commit(sessions.open_sessions.shared.asked))
+                committing = tasks.create_task(_commit(sessions.open_sessions.shared.commits))
                 await sessions.start()
                 rolled = (_rolled(sessions, prompt) for prompt in prompts)
                 closed = await all_of(rolled, "sessions that have ended", self.say)
@@ -190,9 +190,9 @@ class AgentTrial:
         return TriedAgent(name=section.name, rows=tried, sessions=sessions)
 
 
-async def _commit(asked: Asked) -> None:
+async def _commit(commits: CommitRequests) -> None:
     while True:
-        for one in asked.take():
+        for one in commits.take():
             one.committed()
         await asyncio.sleep(_COMMIT_S)
 

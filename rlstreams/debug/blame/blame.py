@@ -18,9 +18,10 @@ from rlstreams.debug.blame.evaluated import Evaluator, held_out_prompts
 from rlstreams.debug.blame.experiments import Experiments, Gauge, advantages_of
 from rlstreams.debug.blame.search import RANDOM_SETS, border, suspects
 from rlstreams.debug.blame.series import DEFAULT, HELD_OUT, SAMPLED, is_reward, named, series
-from rlstreams.debug.blame.sets import Batches, Name, SampleSet, name_of, sets_of
+from rlstreams.debug.blame.sets import Batches, SampleSet, name_of, sets_of
 from rlstreams.debug.rerun.rebuilt import Rebuilt, RerunError, rebuilt
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.words.spelling import Spelling
@@ -89,7 +90,7 @@ def blame(
     metric: str = "",
     by: str = "group",
     at: int = 0,
-    rewards: Mapping[Name, float] | None = None,
+    rewards: Mapping[SampleId, float] | None = None,
     checkpoints: Sequence[Path] = (),
     spelled: Spelling,
     say: Callable[[str], None] = lambda _: None,
@@ -186,7 +187,7 @@ class _Search:
         self._work, self._spelled, self._say = work, spelled, say
         self._names = work.names
         self._sets = [one for one in sets if one.samples & self._names]
-        self._tried: set[frozenset[Name]] = set()
+        self._tried: set[frozenset[SampleId]] = set()
         self._toward = 1.0
         self._now = work.value(())
         if not math.isfinite(self._now):
@@ -225,7 +226,7 @@ class _Search:
             started_from=work.before.started_from,
         )
 
-    def _value(self, names: frozenset[Name]) -> float:
+    def _value(self, names: frozenset[SampleId]) -> float:
         self._tried.add(names)
         return self._work.value(names)
 
@@ -250,7 +251,7 @@ class _Search:
         ]
         return [self._now - self._value(pick) for pick in picks]
 
-    def _moving(self) -> frozenset[Name]:
+    def _moving(self) -> frozenset[SampleId]:
         """Return the samples with an advantage; all samples, if none has one."""
         found = {
             name
@@ -276,7 +277,7 @@ class _Search:
             is_to_blame=is_to_blame,
         )
 
-    def _samples(self, names: frozenset[Name]) -> list[BlamedSample]:
+    def _samples(self, names: frozenset[SampleId]) -> list[BlamedSample]:
         found, instead = [], self._work.rewards
         for step in range(self._work.first, self._work.last + 1):
             event, payloads = self._work.batches[step]
@@ -287,7 +288,7 @@ class _Search:
                     text = text_of(payload.scored.trajectory, self._spelled)
                     found.append(
                         BlamedSample(
-                            sample=f"{name[0]}/{name[1]}",
+                            sample=str(name),
                             step=step,
                             reward=text.reward,
                             reward_instead=None if instead is None else instead[name],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rlstreams.debug.blame.series import HELD_OUT, HELD_OUT_TOKENS
 from rlstreams.schemas.events import EVALUATE, Prompt
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.group_ids import evaluation_id
+from rlstreams.streams.log.group_ids import evaluation_group, evaluation_id
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.across import judging
@@ -117,7 +117,9 @@ class Evaluator:
         source = HeldWeights(dict(sorted(weights.items())), "policy", version)
         await self._engine.pull(source.published, source)
         asked = (
-            replace(prompt, group_id=f"e{version}-{prompt.row}", min_policy_version=version)
+            replace(
+                prompt, group_id=evaluation_group(version, prompt.row), min_policy_version=version
+            )
             for prompt in self._prompts
         )
         return list(await asyncio.gather(*map(self._answer, asked)))

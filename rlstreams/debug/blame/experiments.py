@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlstreams.debug.blame.evaluated import Evaluator
-from rlstreams.debug.blame.sets import Batches, Name, name_of
+from rlstreams.debug.blame.sets import Batches, name_of
 from rlstreams.debug.rerun.rebuilt import Rebuilt
 from rlstreams.debug.rerun.rerun import SavedState
 from rlstreams.schemas.events import StepCompleted
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.model.cut import recorded_cut
 from rlstreams.workers.trainer.intake.payloads import Payload
@@ -59,13 +60,13 @@ class Experiments:
     first: int
     last: int
     gauge: Gauge
-    rewards: Mapping[Name, float] | None = None  # set instead of leaving samples out
+    rewards: Mapping[SampleId, float] | None = None  # set instead of leaving samples out
     num_steps: int = 0  # steps done again so far
     _states: dict[int, SavedState] = field(default_factory=dict)
-    _known: dict[tuple[frozenset[Name], int], float] = field(default_factory=dict)
+    _known: dict[tuple[frozenset[SampleId], int], float] = field(default_factory=dict)
 
     @property
-    def names(self) -> frozenset[Name]:
+    def names(self) -> frozenset[SampleId]:
         """All samples that can be left out, or that `rewards` gives another reward."""
         steps = range(self.first, self.last + 1)
         names = frozenset(name_of(p) for step in steps for p in self.batches[step][1])
@@ -92,7 +93,7 @@ class Experiments:
                 self._states[step] = SavedState(self.before.training, step)
         self._known[frozenset(), 0] = self.gauge.read(self.before, trained, 0)
 
-    def value(self, left_out: Collection[Name], draws: int = 0) -> float:
+    def value(self, left_out: Collection[SampleId], draws: int = 0) -> float:
         """Return the gauge's value without these samples; NaN: it cannot be computed.
 
         Args:
@@ -103,7 +104,7 @@ class Experiments:
             self._known[key] = self._value(*key)
         return self._known[key]
 
-    def _value(self, left_out: frozenset[Name], draws: int) -> float:
+    def _value(self, left_out: frozenset[SampleId], draws: int) -> float:
         training, trained = self.before.training, None
         steps = range(self.first, max(self.last, self.gauge.at) + 1)
         own = {step: {name_of(p) for p in self.batches[step][1]} for step in steps}
@@ -121,7 +122,7 @@ class Experiments:
             return math.nan
         return self.gauge.read(self.before, trained, draws)
 
-    def _train(self, step: int, left_out: frozenset[Name]) -> Trained:
+    def _train(self, step: int, left_out: frozenset[SampleId]) -> Trained:
         event, payloads = self.batches[step]
         claim = self.before.ledger.claims[self.before.ledger.steps[step].epoch]
         self.num_steps += 1
@@ -139,6 +140,6 @@ class Experiments:
         return replace(payload, scored=scored)
 
 
-def advantages_of(event: StepCompleted) -> dict[Name, float]:
+def advantages_of(event: StepCompleted) -> dict[SampleId, float]:
     """Return the recorded advantage of each sample."""
-    return {(ref.group_id, ref.sample): ref.advantage for ref in event.samples}
+    return {SampleId.of(ref): ref.advantage for ref in event.samples}

@@ -13,12 +13,10 @@ import numpy as np
 from rlstreams.debug.blame import KINDS
 from rlstreams.schemas.events import SessionOpened, StepCompleted, Trajectory, WorkerReport
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.group_ids import sample_name
+from rlstreams.streams.log.group_ids import SampleId, sample_name
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.trainer.intake.payloads import Payload
 
-Name = tuple[str, int]
-"""Group and number of a sample."""
 Batches = Mapping[int, tuple[StepCompleted, Sequence[Payload]]]
 """Event and samples, in batch order, of each step, by its number."""
 VALUES = 8  # different rewards up to which each makes a set; of more, each quarter makes one
@@ -29,12 +27,12 @@ class SampleSet:
     """Samples that are left out together."""
 
     name: str  # `group 12`, `worker rollout-0`
-    samples: frozenset[Name]
+    samples: frozenset[SampleId]
 
 
-def name_of(payload: Payload) -> Name:
-    """Return the sample's group and number."""
-    return payload.scored.trajectory.group_id, payload.scored.trajectory.sample
+def name_of(payload: Payload) -> SampleId:
+    """Return the sample's identity."""
+    return SampleId.of(payload.scored.trajectory)
 
 
 def sets_of(by: str, batches: Batches, steps: range, log: RunLog) -> list[SampleSet]:
@@ -48,7 +46,7 @@ def sets_of(by: str, batches: Batches, steps: range, log: RunLog) -> list[Sample
     """
     trajectories = [p.scored.trajectory for step in steps for p in batches[step][1]]
     key = _keys(by, trajectories, log)
-    found: dict[str, set[Name]] = {}
+    found: dict[str, set[SampleId]] = {}
     for one in trajectories:
         value = key(one)
         if not value:
@@ -56,7 +54,7 @@ def sets_of(by: str, batches: Batches, steps: range, log: RunLog) -> list[Sample
                 f"--by {by}: the log does not say which {by} sample {sample_name(one)} "
                 f"is of; take another of {', '.join(KINDS)}"
             )
-        found.setdefault(f"{by} {value}", set()).add((one.group_id, one.sample))
+        found.setdefault(f"{by} {value}", set()).add(SampleId.of(one))
     if len(found) < 2:
         raise ConfigError(
             f"--by {by}: all {len(trajectories)} samples of these steps are of "
@@ -69,10 +67,10 @@ def _keys(by: str, found: Sequence[Trajectory], log: RunLog) -> Callable[[Trajec
     """Return a function from sample to the value of its set; "": the log does not say."""
     if by == "agent":
         agents = {
-            (one.event.group_id, one.event.sample): one.event.agent
+            SampleId.of(one.event): one.event.agent
             for one in log.read(SessionOpened, skip_unreadable=True)
         }
-        return lambda one: agents.get((one.group_id, one.sample), "")
+        return lambda one: agents.get(SampleId.of(one), "")
     if by == "host":
         hosts = {
             (one.event.worker, one.event.instance): one.event.host
@@ -94,7 +92,7 @@ def _keys(by: str, found: Sequence[Trajectory], log: RunLog) -> Callable[[Trajec
     return simple[by]
 
 
-def rewards_of(path: Path) -> dict[Name, float]:
+def rewards_of(path: Path) -> dict[SampleId, float]:
     """Read another grader's rewards: JSON lines with `group_id`, `sample` and `reward`, as
         `rlstreams export samples` writes them.
 
@@ -102,11 +100,12 @@ def rewards_of(path: Path) -> dict[Name, float]:
         ConfigError: a line without these, or with a reward that is no finite number; names it.
         OSError: the file cannot be read.
     """
-    found: dict[Name, float] = {}
+    found: dict[SampleId, float] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             said = json.loads(line)
-            name, reward = (str(said["group_id"]), int(said["sample"])), float(said["reward"])
+            name = SampleId(str(said["group_id"]), int(said["sample"]))
+            reward = float(said["reward"])
         except (ValueError, KeyError, TypeError) as err:
             raise ConfigError(
                 f"--rewards {path}, line {number}: it must be an object with group_id, sample and "

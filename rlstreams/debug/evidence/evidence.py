@@ -21,7 +21,6 @@ from rlstreams.debug.evidence.findings import (
     WEIGHTS,
     Evidence,
     FactCheck,
-    Name,
 )
 from rlstreams.debug.evidence.rewards import check_rewards
 from rlstreams.debug.evidence.tokens import Distance, distances, others
@@ -32,6 +31,7 @@ from rlstreams.schemas.binary import encode
 from rlstreams.schemas.events import StepCompleted, Trajectory
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.errors import OffsetGoneError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.segments import num_sampled
@@ -118,8 +118,8 @@ class _Gathered:
 
     def __init__(self) -> None:
         self.steps: set[int] = set()
-        self.trained: dict[Name, tuple[int, float]] = {}  # step and reward
-        self.digests: dict[Name, bytes] = {}  # of the sample as it was trained
+        self.trained: dict[SampleId, tuple[int, float]] = {}  # step and reward
+        self.digests: dict[SampleId, bytes] = {}  # of the sample as it was trained
         self.distances: list[Distance] = []
         self.records = FactCheck(name=RECORDS)
         self.advantages = FactCheck(name=ADVANTAGES)
@@ -128,9 +128,9 @@ class _Gathered:
         """Add the samples of one step."""
         self.steps.add(event.step)
         samples = [payload.scored for payload in payloads]
-        lengths: dict[Name, int] = {}
+        lengths: dict[SampleId, int] = {}
         for ref, scored in zip(event.samples, samples, strict=True):
-            name = ref.group_id, ref.sample
+            name = SampleId.of(ref)
             self.trained[name] = event.step, ref.reward
             self.digests[name] = _digest(scored.trajectory)
             lengths[name] = num_sampled(scored.trajectory)
@@ -159,10 +159,10 @@ def _compare_records(
     say("compares them with what was sampled")
     check, contradicted = found.records, {one.sample for one in found.records.found}
     groups = frozenset(group for group, _ in found.trained)
-    others_: dict[Name, Trajectory] = {}
-    seen = set[Name]()
+    others_: dict[SampleId, Trajectory] = {}
+    seen = set[SampleId]()
     for record in log.read(Trajectory, groups, skip_unreadable=True):
-        name = record.event.group_id, record.event.sample
+        name = SampleId.of(record.event)
         if name not in found.trained:
             continue
         seen.add(name)
@@ -175,7 +175,7 @@ def _compare_records(
     for step in sorted({found.trained[name][0] for name in others_}):
         for payload in Rebuilt.recorded(log.bus, ledger, step)[1]:
             one = payload.scored.trajectory
-            name = one.group_id, one.sample
+            name = SampleId.of(one)
             if name in others_ and name not in contradicted:
                 check.add(step, name, _difference(others_[name], one))
 
@@ -194,7 +194,7 @@ def _compare_tokens(
     apart: Sequence[Distance],
     means: Sequence[float],
     config: RunConfig,
-    trained: dict[Name, tuple[int, float]],
+    trained: dict[SampleId, tuple[int, float]],
 ) -> None:
     """Add the samples whose log-probs are further apart than noise."""
     bad, check.note = others(apart, means, config.guard.factor)

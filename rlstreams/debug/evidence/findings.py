@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-Name = tuple[str, int]
-"""Group and number of a sample."""
+from rlstreams.streams.log.group_ids import SampleId
 
 # Checks, in the order in which facts of a sample arise.
 RECORDS = "it was trained as it was sampled"
@@ -24,7 +23,7 @@ class Contradiction:
 
     check: str
     step: int
-    sample: Name | None  # None: the contradiction is of the whole step
+    sample: SampleId | None  # None: the contradiction is of the whole step
     message: str  # `recorded 1, the grader says 0`
 
 
@@ -38,7 +37,7 @@ class FactCheck:
     unchecked: Counter[str] = field(default_factory=Counter)  # number of facts, by reason
     note: str = ""
 
-    def add(self, step: int, sample: Name | None, message: str) -> None:
+    def add(self, step: int, sample: SampleId | None, message: str) -> None:
         """Count a fact. A `message` makes it a contradiction; "": the fact agrees."""
         if not message:
             self.num_agreed += 1
@@ -66,7 +65,7 @@ class Evidence:
         groups: dict[str, list[Contradiction]] = {}
         for one in self.found:
             if one.sample is not None:
-                groups.setdefault(one.sample[0], []).append(one)
+                groups.setdefault(one.sample.group_id, []).append(one)
         return dict(sorted(groups.items(), key=lambda item: -len(samples_of(item[1]))))
 
     @property
@@ -75,6 +74,6 @@ class Evidence:
         return min((one.step for one in self.found), default=None)
 
 
-def samples_of(found: Iterable[Contradiction]) -> set[Name]:
+def samples_of(found: Iterable[Contradiction]) -> set[SampleId]:
     """Return the samples that these contradictions are about."""
     return {one.sample for one in found if one.sample is not None}

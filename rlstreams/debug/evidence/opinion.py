@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeVar
 
-from rlstreams.debug.evidence.findings import Name
 from rlstreams.debug.evidence.rewards import CLOSE
 from rlstreams.debug.rejudge.rejudge import Decode, Grader, rejudge
 from rlstreams.debug.rerun.rebuilt import RerunError
 from rlstreams.schemas.calls import REWARD
 from rlstreams.schemas.events import SampleRef, Trajectory
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.segments import sampled_segments
 from rlstreams.words.texts import short
@@ -47,7 +47,7 @@ NOT_THERE = "the log does not hold its answer"
 class Judged:
     """One trained sample with both graders' rewards."""
 
-    name: Name
+    name: SampleId
     step: int
     was: float  # its reward
     said: float  # the other grader's
@@ -114,7 +114,7 @@ class Opinion:
     @cached_property
     def groups(self) -> Sequence[DisagreementPlace]:
         """Groups that stand out, the surest first."""
-        return _standing_out(self._places("group", lambda one: one.name[0]))
+        return _standing_out(self._places("group", lambda one: one.name.group_id))
 
     @cached_property
     def makers(self) -> Sequence[DisagreementPlace]:
@@ -144,20 +144,20 @@ class Opinion:
 
     def of_group(self, group: str) -> list[Judged]:
         """Return the group's samples on which the graders differ."""
-        return [one for one in self.differing if one.name[0] == group]
+        return [one for one in self.differing if one.name.group_id == group]
 
     @cached_property
     def _groups(self) -> Mapping[str, list[Judged]]:
         found: defaultdict[str, list[Judged]] = defaultdict(list)
         for one in self.judged:
-            found[one.name[0]].append(one)
+            found[one.name.group_id].append(one)
         return found
 
     def _answers(self, place_of: Callable[[Judged], T]) -> tuple[Counter[T], Counter[T]]:
         """Return, by place, the number of different answers, and of those the graders differ on."""
 
         def counted(samples: Iterable[Judged]) -> Counter[T]:
-            answers = {(place_of(one), one.name[0], one.text) for one in samples}
+            answers = {(place_of(one), one.name.group_id, one.text) for one in samples}
             return Counter(place for place, _, _ in answers)
 
         return counted(self.judged), counted(self.differing)
@@ -179,7 +179,7 @@ def _maker(kind: str, one: Judged) -> str:
 
 def _reordered(group: Sequence[Judged]) -> Iterable[Judged]:
     """Return the samples that the two graders order differently against another of the group."""
-    reordered: dict[Name, Judged] = {}
+    reordered: dict[SampleId, Judged] = {}
     for one, other in itertools.combinations(group, 2):
         if (one.was - other.was) * (one.said - other.said) < 0:
             reordered |= {one.name: one, other.name: other}
@@ -203,8 +203,8 @@ def opinion(
         RerunError: the log holds none of these steps.
         DeadlineError: a partition did not deliver up to its end.
     """
-    trained: dict[Name, tuple[int, SampleRef]] = {
-        (ref.group_id, ref.sample): (event.step, ref)
+    trained: dict[SampleId, tuple[int, SampleRef]] = {
+        SampleId.of(ref): (event.step, ref)
         for event in log.steps()
         if event.step in steps
         for ref in event.samples
@@ -213,7 +213,7 @@ def opinion(
         raise RerunError(f"the log holds no step from {steps.start} to {steps.stop - 1}")
     groups = frozenset(group for group, _ in trained)
     made = {
-        (one.event.group_id, one.event.sample): _made(one.event)
+        SampleId.of(one.event): _made(one.event)
         for one in log.read(Trajectory, groups, skip_unreadable=True)
     }
     say(f"{grader.name} judges {len(trained):,} answers")

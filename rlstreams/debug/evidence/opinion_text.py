@@ -42,7 +42,7 @@ def lines(found: Opinion, name: str) -> Iterator[str]:
         yield "No group stands out of the others. Those that moved the weights most:"
         yield from _samples(found.differing)
     if differ:
-        of_whom = found.groups[0].name if found.groups else _name(found.differing[0])
+        of_whom = found.groups[0].name if found.groups else str(found.differing[0].name)
         yield f"read it: rlstreams inspect {of_whom} {shlex.quote(name)} --full"
 
 
@@ -54,13 +54,9 @@ def _shares(place: DisagreementPlace, others: str) -> str:
 def _samples(found: Sequence[Judged]) -> Iterator[str]:
     for one in found[:SAMPLES]:
         says = f"{one.was:g} recorded, it says {one.said:g} of {short(one.text)!r}"
-        yield visible(f"  {_name(one):<10} {says}; advantage {one.advantage:.3g}")
+        yield visible(f"  {one.name!s:<10} {says}; advantage {one.advantage:.3g}")
     if len(found) > SAMPLES:
         yield f"  and {len(found) - SAMPLES:,} more: --json"
-
-
-def _name(one: Judged) -> str:
-    return f"{one.name[0]}/{one.name[1]}"
 
 
 def as_json(found: Opinion) -> dict[str, object]:
@@ -74,5 +70,5 @@ def as_json(found: Opinion) -> dict[str, object]:
         "begins": found.begins and asdict(found.begins),
         "makers": [asdict(place) for place in found.makers],
         "groups": [asdict(place) for place in found.groups],
-        "differing": [{**asdict(one), "name": _name(one)} for one in found.differing],
+        "differing": [{**asdict(one), "name": str(one.name)} for one in found.differing],
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlstreams.debug.evidence.findings import REWARDS, FactCheck, Name
+from rlstreams.debug.evidence.findings import REWARDS, FactCheck
 from rlstreams.debug.rejudge.rejudge import Grader, NewOutcome, files_of, grader_of, rejudge
 from rlstreams.schemas.calls import REWARD
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.words.spelling import Spelling
 from rlstreams.words.texts import short
@@ -15,7 +16,7 @@ from rlstreams.workers.config.reward import JUDGE, RewardSection
 from rlstreams.workers.config.run import RunConfig
 
 CLOSE = 1e-6  # of rewards: a sum of parts in another order
-Trained = Mapping[Name, tuple[int, float]]
+Trained = Mapping[SampleId, tuple[int, float]]
 """Step and reward of each trained sample, by its name."""
 
 
@@ -69,7 +70,7 @@ def _judge(
     spelled: Spelling,
     say: Callable[[str], None],
 ) -> None:
-    def judged(names: Mapping[Name, object]) -> dict[Name, NewOutcome]:
+    def judged(names: Mapping[SampleId, object]) -> dict[SampleId, NewOutcome]:
         groups = frozenset(group for group, _ in names)
         found = rejudge(log, grader, spelled.plain, config.trainer, groups)
         return {one.sample: one for one in found.outcomes if one.sample in names}
@@ -95,9 +96,11 @@ def _judge(
             check.add(step, name, f"{said} {short(one.text)!r}")
 
 
-def _lots(name: Name, first: Mapping[Name, NewOutcome], second: Mapping[Name, NewOutcome]) -> str:
+def _lots(
+    name: SampleId, first: Mapping[SampleId, NewOutcome], second: Mapping[SampleId, NewOutcome]
+) -> str:
     said = f"{first[name].event.reward:g}, then {second[name].event.reward:g}"
-    return f"the grader draws lots: of {name[0]}/{name[1]} it says {said}"
+    return f"the grader draws lots: of {name} it says {said}"
 
 
 def _gap(one: NewOutcome, trained: tuple[int, float]) -> float:

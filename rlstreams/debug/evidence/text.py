@@ -116,7 +116,7 @@ def _groups(found: Evidence) -> Iterator[str]:
         of_sample: dict[str, list[str]] = {}
         for one in own:
             assert one.sample is not None
-            of_sample.setdefault(f"{one.sample[0]}/{one.sample[1]}", []).append(one.message)
+            of_sample.setdefault(str(one.sample), []).append(one.message)
         for sample, messages in list(of_sample.items())[:SAMPLES]:
             yield visible(f"  {sample:<10} {'; '.join(messages)}")
         if len(of_sample) > SAMPLES:
@@ -152,7 +152,7 @@ def as_json(found: Evidence) -> dict[str, object]:
                 "contradict": [
                     {
                         "step": one.step,
-                        "sample": None if one.sample is None else "/".join(map(str, one.sample)),
+                        "sample": None if one.sample is None else str(one.sample),
                         "told": one.message,
                     }
                     for one in check.found

@@ -22,8 +22,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from rlstreams.debug.evidence.findings import Name
 from rlstreams.schemas.events import ScoredTrajectory
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.workers.trainer.guard import FLOOR, compared, usual
 
 REACH = 6.0  # not one of 8,000 sound samples lies beyond by chance
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 class Distance:
     """Distance of sampler and scorer over a sample's comparable tokens, nats."""
 
-    name: Name
+    name: SampleId
     step: int
     num: int
     mean: float
@@ -43,7 +43,7 @@ class Distance:
     rest: float  # mean without the farthest token; of a single token 0: it says nothing
 
     @classmethod
-    def of(cls, name: Name, step: int, apart_N: npt.NDArray[np.floating]) -> Self:
+    def of(cls, name: SampleId, step: int, apart_N: npt.NDArray[np.floating]) -> Self:
         """
         Args:
             apart_N: distance of each token, nats.
@@ -66,7 +66,7 @@ def distances(samples: Iterable[ScoredTrajectory], step: int) -> list[Distance]:
         parts = [part.distance_N for part in compared([scored])]
         if parts:
             one = scored.trajectory
-            name = one.group_id, one.sample
+            name = SampleId.of(one)
             found.append(Distance.of(name, step, np.concatenate(parts)))
     return found
 

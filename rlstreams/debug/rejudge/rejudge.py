@@ -31,6 +31,7 @@ from rlstreams.schemas.events import (
 )
 from rlstreams.streams.digests import text_id
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.segments import num_sampled
@@ -48,7 +49,6 @@ from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_pe
 
 AT_ONCE = 64  # samples that the grader has at a time
 _OPTIONS = "reward.options."
-Name = tuple[str, int]  # group and number of a sample
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -116,7 +116,7 @@ class NewOutcome:
     """The grader's outcome for one sample."""
 
     event: OutcomeReported  # not written; without a session its id is the sample's name
-    sample: Name
+    sample: SampleId
     was: float | None  # its reward; None: its session has no trajectory
     text: str  # the judged text: the last answer
 
@@ -132,7 +132,7 @@ class NewAdvantages:
     """One step's advantages, recorded and recomputed, where a reward changes."""
 
     step: int
-    names: tuple[Name, ...]  # its samples, in batch order
+    names: tuple[SampleId, ...]  # its samples, in batch order
     was: tuple[float, ...]  # as recorded
     now: tuple[float, ...]
     is_exact: bool  # the recorded rewards give the recorded advantages, bit for bit
@@ -169,7 +169,7 @@ class Rejudged:
 class _Case:
     """A sample to be judged."""
 
-    name: Name
+    name: SampleId
     sample: Callable[[], tuple[AnswerToJudge, str | None]]  # the sample, and the call of its answer
     supersedes: str | None = None
 
@@ -202,13 +202,11 @@ def rejudge(
         ConfigError: new rewards that `by` is not defined for; names the group.
     """
     asked = {
-        (one.event.group_id, one.event.sample): _Asked(
-            one.event.text, one.event.answer, one.event.metadata
-        )
+        SampleId.of(one.event): _Asked(one.event.text, one.event.answer, one.event.metadata)
         for one in log.read(Prompt, groups, skip_unreadable=True)
     }
-    found, rewards, lengths = Rejudged(), dict[Name, float](), dict[Name, int]()
-    judged: dict[Name, tuple[OutcomeReported, str]] = {}
+    found, rewards, lengths = Rejudged(), dict[SampleId, float](), dict[SampleId, int]()
+    judged: dict[SampleId, tuple[OutcomeReported, str]] = {}
     with asyncio.Runner() as runner:
 
         def judge(cases: Iterable[_Case]) -> None:
@@ -219,7 +217,7 @@ def rejudge(
         judge(
             _Case(_name(session), partial(_of_session, session, asked, decode), _last(session))
             for session in _closed(log, found)
-            if groups is None or _name(session)[0] in groups
+            if groups is None or _name(session).group_id in groups
         )
         judge(_plain(log, groups, asked, decode, judged, rewards, lengths))
     found.outcomes += [
@@ -263,17 +261,17 @@ def _closed(log: RunLog, found: Rejudged) -> Iterator[Session]:
 def _plain(
     log: RunLog,
     groups: Collection[str] | None,
-    asked: Mapping[Name, _Asked],
+    asked: Mapping[SampleId, _Asked],
     decode: Decode,
-    judged: Mapping[Name, object],
-    rewards: dict[Name, float],
-    lengths: dict[Name, int],
+    judged: Mapping[SampleId, object],
+    rewards: dict[SampleId, float],
+    lengths: dict[SampleId, int],
 ) -> Iterator[_Case]:
     """Yield samples that were no sessions; fill `rewards` and `lengths` for all samples."""
     of_sessions = set(judged)
     for record in log.read(Trajectory, groups, skip_unreadable=True):
         event = record.event
-        name = event.group_id, event.sample
+        name = SampleId.of(event)
         rewards[name] = event.reward
         lengths[name] = num_sampled(event)
         if name not in of_sessions:
@@ -281,7 +279,7 @@ def _plain(
 
 
 def _of_session(
-    session: Session, asked: Mapping[Name, _Asked], decode: Decode
+    session: Session, asked: Mapping[SampleId, _Asked], decode: Decode
 ) -> tuple[AnswerToJudge, str | None]:
     chain = main_chain(session, session.terminal)
     said = _said_to(asked, _name(session))
@@ -290,9 +288,9 @@ def _of_session(
 
 
 def _of_trajectory(
-    event: Trajectory, asked: Mapping[Name, _Asked], decode: Decode
+    event: Trajectory, asked: Mapping[SampleId, _Asked], decode: Decode
 ) -> tuple[AnswerToJudge, str | None]:
-    said = _said_to(asked, (event.group_id, event.sample))
+    said = _said_to(asked, SampleId.of(event))
     return sample_of_trajectory(event, said.text, said.answer, said.metadata, decode), None
 
 
@@ -310,10 +308,10 @@ async def _judge(case: _Case, grader: Grader) -> tuple[OutcomeReported, str]:
         note = judged.note
     except (RewardError, NoChainError, TensorError, ValueError) as err:
         kind, note, call_id = GRADER, str(err), None
-    session_id = f"{case.name[0]}/{case.name[1]}"
+    session_id = str(case.name)
     event = OutcomeReported(
         session_id=session_id,
-        group_id=case.name[0],
+        group_id=case.name.group_id,
         outcome_id=text_id(session_id, grader.name, grader.hash),
         kind=kind,
         reward=judged.reward,
@@ -327,14 +325,17 @@ async def _judge(case: _Case, grader: Grader) -> tuple[OutcomeReported, str]:
     return event, text
 
 
-def _said_to(asked: Mapping[Name, _Asked], name: Name) -> _Asked:
+def _said_to(asked: Mapping[SampleId, _Asked], name: SampleId) -> _Asked:
     if name not in asked:
-        raise RewardError(f"the prompt of {name[0]}/{name[1]} is not in the log")
+        raise RewardError(f"the prompt of {name} is not in the log")
     return asked[name]
 
 
 def advantages_again(
-    step: StepCompleted, now: Mapping[Name, float], lengths: Mapping[Name, int], by: TrainerSection
+    step: StepCompleted,
+    now: Mapping[SampleId, float],
+    lengths: Mapping[SampleId, int],
+    by: TrainerSection,
 ) -> NewAdvantages:
     """Return the advantages of a step, from these rewards instead of the recorded ones.
 
@@ -345,7 +346,7 @@ def advantages_again(
     Raises:
         ConfigError: rewards that `by` is not defined for; names the group.
     """
-    names = [(ref.group_id, ref.sample) for ref in step.samples]
+    names = [SampleId.of(ref) for ref in step.samples]
     old = [ref.reward for ref in step.samples]
     new = [now.get(name, reward) for name, reward in zip(names, old, strict=True)]
     was = np.array([ref.advantage for ref in step.samples], np.float32)
@@ -373,7 +374,7 @@ def _last(session: Session) -> str | None:
     return rewards[-1].outcome_id if rewards else None
 
 
-def _name(session: Session) -> Name:
+def _name(session: Session) -> SampleId:
     closed = session.closed
     assert closed is not None, "only closed sessions are judged"
-    return closed.group_id, closed.sample
+    return SampleId.of(closed)

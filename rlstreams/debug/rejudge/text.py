@@ -27,11 +27,12 @@ def lines(found: Rejudged, grader: Grader, name: str) -> Iterator[str]:
         yield f"{'sample':>10}  {'was':>8}  {'now':>8}  answer"
     for one in changed[:_MOST]:
         note = f"  ({short(one.event.note)})" if one.event.note else ""
-        yield f"{_name(one):>10}  {_was(one):>8}  {one.event.reward:>8.4g}  {short(one.text)}{note}"
+        rewards = f"{_was(one):>8}  {one.event.reward:>8.4g}"
+        yield f"{one.sample!s:>10}  {rewards}  {short(one.text)}{note}"
     yield from _more(len(changed))
     failed = [one for one in found.outcomes if one.event.kind != REWARD]
     for one in failed[:_MOST]:
-        yield f"{_name(one):>10}  no reward: {short(one.event.note)}"
+        yield f"{one.sample!s:>10}  no reward: {short(one.event.note)}"
     yield from _more(len(failed))
     yield _summary(found)
     if found.steps:
@@ -84,7 +85,7 @@ def as_json(found: Rejudged, grader: Grader, name: str) -> dict[str, Any]:
         "steps_exact": found.num_exact,
         "samples": [
             {
-                "sample": _name(one),
+                "sample": str(one.sample),
                 "was": one.was,
                 "now": one.event.reward if one.event.kind == REWARD else None,
                 "parts": one.event.parts,
@@ -109,16 +110,12 @@ def as_json(found: Rejudged, grader: Grader, name: str) -> dict[str, Any]:
     }
 
 
-def _name(one: NewOutcome) -> str:
-    return f"{one.sample[0]}/{one.sample[1]}"
-
-
 def _was(one: NewOutcome) -> str:
     return "-" if one.was is None else f"{one.was:.4g}"
 
 
 def _by_change(one: NewOutcome) -> tuple[float, tuple[str | int, ...]]:
-    return -abs(one.event.reward - (one.was or 0.0)), by_number(_name(one))
+    return -abs(one.event.reward - (one.was or 0.0)), by_number(str(one.sample))
 
 
 def _largest(step: NewAdvantages) -> float:

@@ -21,8 +21,8 @@ from rlstreams.schemas.events import (
     StepCompleted,
     TrainerStarted,
 )
-from rlstreams.streams.log.bus import Bus, Producer
-from rlstreams.streams.log.errors import AbortedError, ConfigError
+from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import REPLAY_HEADER, Outgoing, RawRecord
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import SCHEMAS
@@ -30,6 +30,7 @@ from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.table import facts_of
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.pending import commit
 
 ENDLESS = sys.maxsize - 1  # the last step of a range without an end
 
@@ -95,7 +96,6 @@ def chosen(recording: Recording, selection: Selection | None) -> Iterator[RawRec
             yield raw
 
 
-MAX_ABORTS = 5
 STREAM_BYTES = 128_000_000  # most bytes of one transaction
 STREAM_RECORDS = 200_000
 STREAM_S = 2.0
@@ -156,7 +156,7 @@ def play(
         now_s, sleep: the clock.
 
     Raises:
-        AbortedError: several transactions in a row were aborted.
+        BrokerError: several transactions in a row were aborted.
     """
     left, started_s = iter(records), now_s()
     waiting = next(left, None)
@@ -179,7 +179,7 @@ def play(
                 waiting = next(left, None)
                 if size >= STREAM_BYTES or len(due) >= STREAM_RECORDS or now_s() > until_s:
                     break
-            _commit(producer, due)
+            commit(producer, due)
             num_bytes += size
             on_progress(by_topic.total())
     return PlayedRecords(
@@ -188,18 +188,6 @@ def play(
         seconds=now_s() - started_s,
         by_topic=dict(by_topic),
     )
-
-
-def _commit(producer: Producer, records: list[Outgoing]) -> None:
-    """One transaction; an aborted one is sent again as it is."""
-    for attempt in range(MAX_ABORTS):
-        try:
-            producer.commit(records)
-        except AbortedError:
-            if attempt + 1 == MAX_ABORTS:
-                raise
-        else:
-            return
 
 
 def recorded_config(recording: Recording) -> RunConfig:

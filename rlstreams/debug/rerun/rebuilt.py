@@ -35,10 +35,10 @@ from rlstreams.workers.trainer.redo.redo import (
     differences,
     read_step,
     redo_steps,
-    run_now,
 )
 from rlstreams.workers.trainer.redo.retention import check_redo
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest, objection
+from rlstreams.workers.trainer.training.resumable import run_now
 from rlstreams.workers.trainer.training.training import Trained, Training
 from rlstreams.workers.weights.channel import WeightError
 from rlstreams.workers.weights.file import FileWeightServer
@@ -155,13 +155,11 @@ class Rebuilt:
                 self.training.pass_over()
                 continue
             redone = self.again(number)
-            if not redone.is_equal:
-                what, hashes = "weights", (redone.fact.weight_hash, redone.again.weight_hash)
-                if hashes[0] == hashes[1]:
-                    what, hashes = "a value head", redone.value_heads
+            if (unequal := redone.unequal) is not None:
+                what, expected, actual = unequal.part
                 raise UnequalError(
                     f"step {number}, on the way from {self.started_from}, gave {what} "
-                    f"{hashes[1][:12]}, the log says {hashes[0][:12]}",
+                    f"{actual[:12]}, the log says {expected[:12]}",
                     self.environment(number),
                 )
             self.num_redone += 1

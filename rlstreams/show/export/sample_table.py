@@ -8,7 +8,6 @@ batch by batch: Parquet, or JSON lines with the same columns and types.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -36,6 +35,7 @@ from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome, Sample
 from rlstreams.streams.segments import sampled_segments, turns
+from rlstreams.streams.synced import beside
 from rlstreams.streams.tokens import TokenTable, token_table
 from rlstreams.words.spelling import Spelling
 
@@ -229,7 +229,6 @@ def _floats(array_N: npt.NDArray[np.float32]) -> pa.Array | None:
 SUFFIXES = (".parquet", ".jsonl")
 STDOUT = "-"
 _BATCH_ROWS = 500
-_UNFINISHED = ".part"
 
 
 def check_name(name: str) -> None:
@@ -255,18 +254,11 @@ def write(rows: Iterator[Mapping[str, Any]], schema: pa.Schema, name: str) -> in
     if name == STDOUT:
         return _write_json(rows, schema, sys.stdout)
     path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    try:
+    with beside(path) as unfinished:
         if path.suffix == ".parquet":
-            num_rows = _write_parquet(rows, schema, unfinished)
-        else:
-            with unfinished.open("w", encoding="utf-8") as file:
-                num_rows = _write_json(rows, schema, file)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return num_rows
+            return _write_parquet(rows, schema, unfinished)
+        with unfinished.open("w", encoding="utf-8") as file:
+            return _write_json(rows, schema, file)
 
 
 def batches(rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

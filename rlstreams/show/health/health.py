@@ -21,6 +21,7 @@ from rlstreams.streams.log.codec import SteadyClock, decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
 from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.roles import STAGES
 from rlstreams.streams.log.topics import (
     CONTROL,
     DEAD_LETTERS,
@@ -30,7 +31,7 @@ from rlstreams.streams.log.topics import (
     WORKER_EVENTS,
 )
 from rlstreams.streams.views.folds import Folds
-from rlstreams.streams.views.stalls import ROLES, StallFacts, diagnose, told
+from rlstreams.streams.views.stalls import StallFacts, diagnose, told
 from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
@@ -193,5 +194,5 @@ class HealthWatch:
         is_saving = any(worker.state == "saving" for worker in state.workers.all)  # it has longer
         if is_saving or waited_s < limits.stall_s + longest_s:
             return []
-        everybody = "; ".join(told(state, evidence, limits, role) for role in ROLES)
+        everybody = "; ".join(told(state, evidence, limits, role) for role in STAGES)
         return [f"{since}: no role says that it is stuck: {everybody}"]

@@ -112,7 +112,6 @@ class SamplePicks:
 
 TOPICS = (STEPS, PROMPTS, TRAJECTORIES, DEAD_LETTERS)
 POLL_S = 0.5
-READ_DEADLINE_S = 60.0
 LAST_S = 10.0  # the same once it is stopped: its caller waits
 
 
@@ -160,7 +159,7 @@ def read_rows(
         num_rows += len(rows)
 
     try:
-        feed.catch_up(READ_DEADLINE_S)
+        feed.catch_up()
         is_last = not follow
         give(is_caught_up=True, is_last=is_last)
         while not (is_last or view.is_over):

@@ -32,7 +32,6 @@ from rlstreams.words.spelling import NUMBERS, Spelling
 from rlstreams.words.texts import SampleText, text_of
 
 PAGE_FILE, STEPS_FILE = "report.html", "steps.csv"
-READ_DEADLINE_S = 60.0
 
 
 def collect(
@@ -60,7 +59,7 @@ def collect(
     fold = RunFold()
     feed = Feed(log.bus, fold, present(log.bus, (*FIRST, *THEN, CALLS)))
     try:
-        feed.catch_up(READ_DEADLINE_S)
+        feed.catch_up()
     finally:
         feed.close()
     shown, group = picked(fold.samples), newest_group(fold.samples)

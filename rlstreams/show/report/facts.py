@@ -11,6 +11,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.show.metrics.figures import of_run
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.html import clock_time, short
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.evaluation import HeldOutAnswer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
@@ -167,7 +168,7 @@ def stations(state: ViewState) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = []
     for (role, unit), (topic, about) in zip(units.items(), topics.items(), strict=True):
         own = [w for w in state.throughput.workers if w.role == role]
-        lines = [f"{len(own)} {'process' if len(own) == 1 else 'processes'}"]
+        lines = [counted(len(own), "process", "processes")]
         rate = sum(w.rates.get(unit, 0.0) for w in own)
         lines += [f"{rate:,.0f} {unit}/s"] if own else []
         lines += [

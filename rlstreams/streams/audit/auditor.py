@@ -24,7 +24,7 @@ from rlstreams.streams.audit.report import AuditReport, Breach, BreachKind
 from rlstreams.streams.ledger import DISOWNABLE
 from rlstreams.streams.log.bus import Bus, Closing, existing
 from rlstreams.streams.log.errors import ConfigError, NoGroupsError
-from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.read_to import DELIVERY_S, read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord
 from rlstreams.streams.log.topics import (
     CALLS,
@@ -42,7 +42,6 @@ from rlstreams.streams.log.topics import (
 ROLLOUT_GROUP = "rollout"
 LOGPROB_GROUP = "logprob"
 SETTLE_S = 35.0  # longer than any transaction may stay open (30 s)
-READ_DEADLINE_S = 60.0  # longest wait for a single next record
 BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 
 # In the order in which their ends are asked for, after `steps`; read in the opposite order, so that
@@ -214,7 +213,7 @@ class Tail(Closing):
     """
 
     def __init__(
-        self, bus: Bus, beginnings: Mapping[Partition, int], deadline_s: float = READ_DEADLINE_S
+        self, bus: Bus, beginnings: Mapping[Partition, int], deadline_s: float = DELIVERY_S
     ) -> None:
         self._reader = bus.reader(beginnings)
         self._deadline_s = deadline_s

@@ -27,6 +27,7 @@ from rlstreams.schemas.events import (
 from rlstreams.streams.audit.report import Breaches, BreachKind
 from rlstreams.streams.audit.samples import AuditGroup, AuditSample, AuditSamples
 from rlstreams.streams.log.fencing import EpochGate
+from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import Position, place_of
 from rlstreams.streams.log.topics import SCORED
 
@@ -228,7 +229,7 @@ class AuditLedger:
                 self.masked.setdefault(key, set()).add(masked.segment)
 
     def _train(self, ref: SampleRef, group: AuditGroup, step: int) -> None:
-        sample, name = group.sample(ref.sample), f"{ref.group_id}/{ref.sample}"
+        sample, name = group.sample(ref.sample), sample_name(ref)
         if sample is None:
             self._breaches.add(BreachKind.BAD_ID, name, f"trained in step {step}")
         elif sample.used is not None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
 
 from rlstreams.schemas.events import (
     NO_VERSION,
@@ -30,41 +28,11 @@ from rlstreams.schemas.events import (
     TrainerStarted,
     Trajectory,
 )
-from rlstreams.streams.log.group_ids import sample_name
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.samples.fold import ALL, Samples
 from rlstreams.streams.samples.life import Outcome
 from rlstreams.streams.segments import sampled_segments
-
-_SAMPLE = re.compile(r"(?P<group>\d+|e\d+-\d+)/(?P<sample>\d+)")
-_GROUP = re.compile(r"\d+|e\d+-\d+")
-
-
-class SampleId(NamedTuple):
-    """The identity of a sample, written `GROUP/SAMPLE`."""
-
-    group_id: str
-    sample: int
-
-    def __str__(self) -> str:
-        return sample_name(self)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse `12/3` or `e40-7/0`.
-
-        Raises:
-            ValueError: text of another form.
-        """
-        match = _SAMPLE.fullmatch(text)
-        if match is None:
-            raise ValueError(f"a sample is written GROUP/SAMPLE, as 12/3 or e40-7/0, got {text!r}")
-        return cls(match["group"], int(match["sample"]))
-
-
-def is_group(text: str) -> bool:
-    """Whether `text` can be the id of a group: `12`, or `e40-7` of an evaluation."""
-    return _GROUP.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

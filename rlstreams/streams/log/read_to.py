@@ -9,11 +9,16 @@ from rlstreams.streams.log.bus import Reader
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition, RawRecord
 
+DELIVERY_S = 60.0  # longest wait for a single next record below a known end
 _POLL_S = 0.2
 
 
 def read_to(
-    reader: Reader, ends: Mapping[Partition, int], deadline_s: float, *, batch: int = 500
+    reader: Reader,
+    ends: Mapping[Partition, int],
+    deadline_s: float = DELIVERY_S,
+    *,
+    batch: int = 500,
 ) -> Iterator[Sequence[RawRecord]]:
     """Yield the records of `reader` until it is at `ends`, poll by poll; some may lie behind them.
 

@@ -22,10 +22,10 @@ from rlstreams.streams.log.bus import (
     Reader,
 )
 from rlstreams.streams.log.record import Committed, Outgoing, Partition, Position, RawRecord
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.log.topics import TOPICS
 
 READERS = "readers"  # the group that readers name
-ROLES = ("prompts", "rollout", "server", "logprob", "trainer")
 OPERATOR, UP = "operator", "up"
 PRINCIPALS = (*ROLES, OPERATOR, UP)  # that a broker with an authorizer tells apart
 _OF_OPERATORS = ("operator", "control")  # their transactional ids

@@ -28,7 +28,6 @@ ORDER = (*_FIRST, t.OUTCOMES, t.CALLS, t.PROMPTS, t.POLICY_PULLS, t.CONTROL, t.W
 DONE = "done"
 _BATCH = 100  # records of a poll; few enough for memory where each has megabytes
 _ASK_EVERY_S = 5.0
-DEADLINE_S = 60.0  # longest wait for the next record below a known end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class Recorder(Closing):
             OffsetGoneError: retention removed records that a resumed recording would go on with.
         """
         self._ends = self._offsets(self._bus.ends)
-        for raws in read_to(self._reader, self._ends, DEADLINE_S, batch=_BATCH):
+        for raws in read_to(self._reader, self._ends, batch=_BATCH):
             self._record(raws)
         self.commit()
 

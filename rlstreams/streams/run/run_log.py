@@ -22,11 +22,11 @@ from rlstreams.schemas.events import (
     TrainerStarted,
 )
 from rlstreams.streams.ledger import Ledger
-from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, is_group
+from rlstreams.streams.lineage.fold import Lineage, LineageFold
 from rlstreams.streams.log.bus import Bus, Closing, existing
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.fencing import FirstRecords
-from rlstreams.streams.log.partitioner import partition_of
+from rlstreams.streams.log.group_ids import SampleId, is_group
 from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.streams.log.topics import (
@@ -42,6 +42,7 @@ from rlstreams.streams.log.topics import (
     TRAJECTORIES,
     Topic,
 )
+from rlstreams.streams.run.partitioner import partition_of
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
 

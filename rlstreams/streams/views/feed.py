@@ -16,7 +16,7 @@ from rlstreams.schemas import DecodeError
 from rlstreams.schemas.events import Event, Trajectory
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.read_to import DELIVERY_S, read_to
 from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
 from rlstreams.streams.log.topics import (
     DEAD_LETTERS,
@@ -195,7 +195,7 @@ class Feed:
             self._on_record(record)
         return num_records
 
-    def catch_up(self, deadline_s: float) -> None:
+    def catch_up(self, deadline_s: float = DELIVERY_S) -> None:
         """Apply all records up to the topics' present ends.
 
         Raises:

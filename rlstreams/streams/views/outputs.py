@@ -16,7 +16,6 @@ from rlstreams.streams.log.read_to import read_to
 from rlstreams.streams.log.record import Committed, Partition
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
 
-READ_S = 60.0  # longest wait for the next record
 _ORIGIN = Projection(DeadLetter, "origin_topic", "origin_partition", "origin_offset")
 # By input topic: the topic of the outputs, and the fields in which they name their input record.
 _OUTPUTS = {
@@ -41,7 +40,7 @@ def committed_by_outputs(bus: Bus, partition: Partition) -> Committed:
     done: set[int] = set()
     for name, wanted in ((topic.name, origin), (DEAD_LETTERS.name, _ORIGIN)):
         with bus.reader(bus.beginnings(name)) as reader:
-            for raws in read_to(reader, bus.ends(name), READ_S):
+            for raws in read_to(reader, bus.ends(name)):
                 for raw in raws:
                     try:
                         *of, number, offset = wanted.read(raw.value, bus.schemas())
@@ -53,7 +52,7 @@ def committed_by_outputs(bus: Bus, partition: Partition) -> Committed:
     with bus.reader({partition: begin}) as reader:
         there = [
             raw.position.offset
-            for raws in read_to(reader, {partition: end}, READ_S)
+            for raws in read_to(reader, {partition: end})
             for raw in raws
             if raw.position.offset < end
         ]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from rlstreams.streams.log.done_set import covered
 from rlstreams.streams.log.record import NO_PLACE, Committed, Partition, position_at
+from rlstreams.streams.log.roles import STAGES
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import PROMPTS, TRAJECTORIES, Topic
 from rlstreams.streams.samples.life import Sample
@@ -24,7 +25,6 @@ from rlstreams.streams.workers import SILENT_S, STARTING, Life
 
 START_S = 600.0  # time to load a large model, in which a role counts as starting
 RESTART_S = 15.0  # time for the restart of a role that ended itself, before it is blamed
-ROLES = ("prompts", "rollout", "logprob", "trainer")  # downstream
 _IDLE = ("waiting", "stopped")
 _NAMED = 3  # workers and groups that a sentence lists
 
@@ -128,7 +128,7 @@ class Inquiry:
 
     def _by_reports(self) -> Blocked | None:
         """Return the first role without workers, or with a busy one while all are overdue."""
-        for role in ROLES:
+        for role in STAGES:
             workers = self._worst_first(role)
             is_busy = any(self._is_silent(w) or w.state not in _IDLE for w in workers)
             if not workers or (is_busy and all(map(self._is_overdue, workers))):

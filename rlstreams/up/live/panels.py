@@ -14,6 +14,7 @@ from rich.text import Text
 
 from rlstreams.schemas.events import NO_VERSION
 from rlstreams.show.metrics.figures import NONE, of_run, of_step, step_s
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.pace import bottleneck, nothing_to_learn, shortage
@@ -81,7 +82,6 @@ _STATE_STYLES = {  # any other: yellow
     **dict.fromkeys(("waiting", "ended"), "bright_black"),
     **dict.fromkeys(("silent", "down"), "bold red"),
 }
-_ROLE_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 
 
 def header(given: LiveInput) -> RenderableType:
@@ -197,7 +197,7 @@ def num_folded(given: LiveInput, width: int, *, has_rates: bool) -> int:
 
 def _by_role(worker: str) -> tuple[int, str]:
     role = worker.rpartition("-")[0]
-    return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER), worker)
+    return (ROLES.index(role) if role in ROLES else len(ROLES), worker)
 
 
 def _worker_row(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.log.text import tail
 from rlstreams.streams.process.cause import is_about_room, is_full
 from rlstreams.streams.process.child import TAIL_LINES
@@ -21,8 +22,6 @@ from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 
-# Roles in the order in which they drain: no role waits for work of one that has left.
-DRAIN_ORDER = ("prompts", "rollout", "server", "logprob", "trainer")
 LOGS = "logs"  # folder of the workers' logs, in the run's folder
 RECENT = 16  # reaped instances of a worker that its next process is given
 LOWER = {  # advice by role: the field that its memory grows with
@@ -103,7 +102,7 @@ class Fleet:
         self._logs.mkdir(parents=True, exist_ok=True)
         self.workers = [
             FleetPlace(role, ordinal, self._logs / f"{role}-{ordinal}.log", room_s)
-            for role in DRAIN_ORDER
+            for role in ROLES
             for ordinal in range(counts.get(role, 0))
         ]
         self.num_killed = 0
@@ -143,8 +142,8 @@ class Fleet:
         worker = FleetPlace(role, ordinal, self._logs / f"{role}-{ordinal}.log", self._room_s)
         worker.is_added = True
         # In the order of drains, as the others.
-        at = [DRAIN_ORDER.index(one.role) for one in self.workers]
-        self.workers.insert(bisect_right(at, DRAIN_ORDER.index(role)), worker)
+        at = [ROLES.index(one.role) for one in self.workers]
+        self.workers.insert(bisect_right(at, ROLES.index(role)), worker)
         self._spawn(worker)
         return worker
 
@@ -238,7 +237,7 @@ class Fleet:
 
     def close(self) -> None:
         """Kill what is left; idempotent."""
-        for role in DRAIN_ORDER:
+        for role in ROLES:
             self.stop(role, signal.SIGKILL)
         for child in self._replaced:
             child.signal(signal.SIGKILL)

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlstreams.streams.log.errors import BrokerError, DeadlineError
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.run.run_lock import FolderGoneError
 from rlstreams.up.supervisor.broker import BrokerKeeper
 from rlstreams.up.supervisor.device_scheduler import DeviceScheduler
 from rlstreams.up.supervisor.fault_hook import FaultHook, RunOutcome
-from rlstreams.up.supervisor.fleet import DRAIN_ORDER, GRACE_S, Fleet, FleetPlace
+from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, FleetPlace
 from rlstreams.up.supervisor.scale import Scale
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.words.screen import ProcessInfo
@@ -45,7 +46,7 @@ class Drain:
         self._limit_s = drain_s + GRACE_S
         self._save_s = save_s
         self._say = say
-        self._left = list(DRAIN_ORDER)
+        self._left = list(ROLES)
         self._deadline_s: float | None = None
         self._saving_since_s: float | None = None  # as far as this drain has seen it
         self._is_save_announced = False

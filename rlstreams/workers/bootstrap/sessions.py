@@ -28,7 +28,7 @@ from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.gateway.open_sessions import OpenSessions
 from rlstreams.workers.gateway.rendering import make_renderer
 from rlstreams.workers.gateway.shared import SharedParts
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.runtime import Pausable
 from rlstreams.workers.model.folder import eos_ids_of
@@ -95,7 +95,7 @@ def sessions_of(
     ordinal: int = 0,
     note: Callable[[str], None],
 ) -> Sessions:
-    """The same, for a caller that commits the requests in `open_sessions.shared.asked`.
+    """The same, for a caller that commits the requests in `open_sessions.shared.commits`.
 
     Args:
         appender: of calls.
@@ -149,7 +149,7 @@ def _shared(
         engine=engine,
         renderer=make_renderer(tokenizer, eos_ids_of(model), options=data.template_options),
         tokenizer=tokenizer,
-        asked=Asked(),
+        commits=CommitRequests(),
         appender=appender,
         loads=dict,  # until the role knows of one
         read_again=read_again,

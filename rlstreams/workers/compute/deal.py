@@ -96,7 +96,7 @@ def empty(like: MicroBatch) -> MicroBatch:
         temperature_BT=np.ones((1, 2), np.float32),
         advantages_B=np.zeros(1, np.float32),
         num_batch_loss_tokens=1,
-        num_batch_rows=1,
+        num_batch_learnt=1,
         num_batch_samples=1,
         bin_tokens=like.bin_tokens,
         taken=None if like.taken is None else (NOTHING_TAKEN,),

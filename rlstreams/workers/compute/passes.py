@@ -105,7 +105,7 @@ class Passes:
             counts_R,
             self._loss,
             num_batch_tokens=micro_batch.num_batch_loss_tokens,
-            num_batch_rows=micro_batch.num_batch_rows,
+            num_batch_learnt=micro_batch.num_batch_learnt,
             num_batch_samples=micro_batch.num_batch_samples,
             shares_R=None if (own := micro_batch.shares_R) is None else self._tensor(own),
         )

@@ -134,7 +134,6 @@ class Team:
         *,
         host: str = LOOPBACK,
         program: str = PROGRAM,
-        silent_s: float = SILENT_S,
         together_s: float = TOGETHER_S,
         owner: str = "trainer",
         hosts: Hosts | None = None,
@@ -160,7 +159,7 @@ class Team:
             self.host = ends[0].getsockname()[0]
             self._store = group.serve(self.host)
         self._owner = owner
-        self._silent_s = silent_s
+        self._silent_s = SILENT_S
         self._together_s = together_s
         self._folder = tempfile.TemporaryDirectory(prefix="rlstreams-ranks-")  # this user's alone
         self._num_meetings = 0

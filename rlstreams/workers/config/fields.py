@@ -33,7 +33,7 @@ def field_type(names: Sequence[str]) -> Any:  # noqa: ANN401
         known = types_of(kind) if is_dataclass(kind) else {}
         if name not in known:
             here, wanted = ".".join(names[:depth]), ".".join(names[: depth + 1])
-            raise FieldError(f"unknown field {wanted}{nearest(here, name)}")
+            raise FieldError(f"unknown field {wanted}{meant_field(here, name)}")
         kind = known[name]
     return kind
 
@@ -106,7 +106,7 @@ def wanted(kind: Any) -> str:  # noqa: ANN401
     return names.get(kind, "text, a number, true or false, an array or a table")
 
 
-def nearest(section: str, name: str) -> str:
+def meant_field(section: str, name: str) -> str:
     """`; did you mean ...?`: the same name below here, a like one here, the same elsewhere.
 
     Where nothing is like it: what there is.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'NAME'?`, of those that there are; empty if none is near."""
-    near = _nearest(name, names, cutoff)
+    near = nearest(name, names, cutoff)
     return f"; did you mean {near!r}?" if near else ""
 
 
@@ -33,7 +33,7 @@ def meant_path(path: str | Path) -> str:
         beside = os.listdir(missing.parent)
     except OSError:
         return ""
-    if near := _nearest(missing.name, beside, 0.6):
+    if near := nearest(missing.name, beside, 0.6):
         return f"; did you mean {str(missing.parent / near)!r}?"
     return f"; there is no {str(missing)!r} either" if missing != Path(path) else ""
 
@@ -49,7 +49,8 @@ def meant_toml(what: str) -> str:
     return next((f"; {text}" for said, text in advice.items() if what.startswith(said)), "")
 
 
-def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The nearest of these names; empty if none is near."""
     from difflib import get_close_matches  # 5 ms, for messages alone
 
     return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")

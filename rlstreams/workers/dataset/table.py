@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from rlstreams.streams.digests import json_sha256
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.synced import beside
 from rlstreams.workers.dataset.identity import shape_of
 from rlstreams.workers.dataset.limits import PromptLimits
 from rlstreams.workers.dataset.row import PromptText, Row, RowReader, parse
@@ -127,18 +127,12 @@ class Pass:
     def _write(self, path: Path, before: Sequence[_Signature]) -> None:
         import pyarrow.ipc
 
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Not by the process id: in containers each start has the same, and may have been killed.
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            beside = Path(file.name)
-            try:
-                with pyarrow.ipc.new_file(file, _schema()) as writer:
-                    for batch in self._batches(before):
-                        writer.write_batch(batch)
-                beside.chmod(0o644)
-                beside.replace(path)
-            finally:
-                beside.unlink(missing_ok=True)
+        with (
+            beside(path) as unfinished,
+            pyarrow.ipc.new_file(str(unfinished), _schema()) as writer,
+        ):
+            for batch in self._batches(before):
+                writer.write_batch(batch)
 
     def _batches(self, before: Sequence[_Signature]) -> Iterator[Any]:
         """Every row: its line, why it is left out, the digest of its bare prompt, its JSON."""

@@ -20,6 +20,8 @@ from rlstreams.workers.model.folder import (
 )
 from rlstreams.workers.model.model import FLOAT32, configure_torch, load_model
 
+ANSWER_DEADLINE_S = 60.0  # for the decode thread to take a command
+
 
 class BuiltinEngine(LocalEngine):
     """Samples with a KV cache over `slots` sequences, refilled as sequences end."""
@@ -32,7 +34,6 @@ class BuiltinEngine(LocalEngine):
         threads: int = 1,
         capture_experts: bool = True,
         pull_deadline_s: float = 300.0,
-        answer_deadline_s: float = 60.0,
         device: str = CPU,
         dtype: str = FLOAT32,
     ) -> None:
@@ -66,5 +67,5 @@ class BuiltinEngine(LocalEngine):
             max_tokens=token_limit(config),
             eos_ids=eos_ids_of(folder),
             pull_deadline_s=pull_deadline_s,
-            answer_deadline_s=answer_deadline_s,
+            answer_deadline_s=ANSWER_DEADLINE_S,
         )

@@ -114,7 +114,6 @@ def found_family(
     stop_ids: frozenset[int] = frozenset(),
     *,
     options: Mapping[str, Any] | None = None,
-    keeps_thoughts: bool = False,
 ) -> LibraryRenderer | None:
     """The library's renderer that writes what `reference`, the chat template, writes.
 
@@ -126,9 +125,7 @@ def found_family(
         return None
     for family in families():
         try:
-            found = of_family(
-                tokenizer, family, stop_ids, options=options, keeps_thoughts=keeps_thoughts
-            )
+            found = of_family(tokenizer, family, stop_ids, options=options)
             if [found.render(messages, tools) for messages, tools in _PROBES] == wanted:
                 return found
         except (ConfigError, CallRefusedError):

@@ -4,7 +4,7 @@ A request is one of these, the first that fits:
 
 1. one that its client sends again: it is the same call (`equals`);
 2. recorded, as the n-th of its kind in an earlier start of the agent: answered from the log;
-3. else it is sampled. Its answer leaves when it is committed.
+3. else it is sampled. Its answer leaves when its record is in the log (`SessionRecords.appended`).
 
 A request that fails is no call: the next try of it is the same occurrence again.
 """
@@ -146,7 +146,7 @@ class OpenSession:
         self._ordinals = itertools.count(len(self.log.nodes))
 
     async def call(self, request: CallRequest) -> CallAnswer:
-        """The answer, once it is committed; see `Calls.call`."""
+        """The answer, once its record is in the log; see `Calls.call`."""
         self.check_open()
         spelled = self._matcher.spelled(request.messages, request.tools, self._spelled)
         self._spelled, request_hash = spelled, self._matcher.request_hash(request, spelled)
@@ -162,11 +162,11 @@ class OpenSession:
         one.tried = max(one.tried, request.retry or 0)
         one.num_listening += 1
         try:
-            return await self._told(one)
+            return await self._heard(one)
         finally:
             one.num_listening -= 1
 
-    async def _told(self, one: AskedCall) -> CallAnswer:
+    async def _heard(self, one: AskedCall) -> CallAnswer:
         """The answer of a call, for one client more."""
         if (answer := one.answer) is not None:
             answer = replace(answer, is_replayed=True)

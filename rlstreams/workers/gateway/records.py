@@ -60,7 +60,7 @@ class SessionRecords:
         self._auxiliary = auxiliary
         self.session_id = session_id
         self.start = start
-        self._came_forward = False  # some call of this start is in the log
+        self._has_progress = False  # some call of this start is in the log
 
     def opened(
         self, agent: str, agent_hash: str, client_group: str, *, branches: bool
@@ -200,7 +200,7 @@ class SessionRecords:
 
     def note(self, event: Event) -> None:
         """Have an event committed, before all later ones, without a wait."""
-        self._shared.asked.note(self._record.raw, self.outgoing(event))
+        self._shared.commits.note(self._record.raw, self.outgoing(event))
 
     def outgoing(self, event: Event) -> Outgoing:
         """The event as it is sent."""
@@ -210,20 +210,22 @@ class SessionRecords:
     async def committed(self, event: E, *, is_progress: bool = True) -> E:
         """The event, once it is committed."""
         records = [self.outgoing(event)]
-        asked = self._shared.asked
-        await asked.committed(self._record.raw, lambda: records, is_progress=is_progress)
+        commits = self._shared.commits
+        await commits.committed(self._record.raw, lambda: records, is_progress=is_progress)
         return event
 
     async def settled(self, is_settled: Callable[[], bool]) -> None:
         """Return once `is_settled` was true on the role's thread, and all is committed that was
         announced by then."""
-        asked = self._shared.asked
-        await asked.committed(
+        commits = self._shared.commits
+        await commits.committed(
             self._record.raw, lambda: () if is_settled() else None, is_progress=False
         )
 
     async def appended(self, event: CallCommitted | CallReplayed) -> None:
-        """Return once it is in the log.
+        """Return once the broker has acknowledged it, outside of transactions.
+
+        A record that takes several parts is committed instead.
 
         Raises:
             StreamsError: it is not, or that is unknown; this process has to end.
@@ -233,9 +235,9 @@ class SessionRecords:
             await self.committed(event)
             return
         await asyncio.wrap_future(self._shared.appender.append(record))
-        if isinstance(event, CallCommitted) and not self._came_forward:
-            self._came_forward = True  # once is enough, and each time would wake up the role
-            self._shared.asked.note(self._record.raw, is_progress=True)
+        if isinstance(event, CallCommitted) and not self._has_progress:
+            self._has_progress = True  # once is enough, and each time would wake up the role
+            self._shared.commits.note(self._record.raw, is_progress=True)
 
 
 def experts_of(sampled: Sampled, start: int) -> Tensor | None:

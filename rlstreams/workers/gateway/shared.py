@@ -11,7 +11,7 @@ import zstandard
 from rlstreams.streams.log.bus import Appender
 from rlstreams.workers.engines.base import Engine
 from rlstreams.workers.gateway.port import CallRefusedError, CallRequest, Renderer
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.policy.puller import Loads
 
@@ -27,7 +27,7 @@ class SharedParts:
     engine: Engine
     renderer: Renderer
     tokenizer: Tokenizer
-    asked: Asked
+    commits: CommitRequests
     appender: Appender
     loads: Callable[[], Loads]  # announced or about to be
     read_again: Callable[[str, bytes], CallRequest]  # a recorded request, by its dialect

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.bus import Bus
-from rlstreams.streams.log.rights import ROLES, OfRole
+from rlstreams.streams.log.rights import OfRole
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.log import Log, get
 
@@ -21,7 +22,7 @@ class Context:
 
     config: RunConfig
     bus: Bus  # restricted to the rights in the table of topics
-    role: str  # "prompts", "rollout", "server", "logprob", "trainer"
+    role: str  # one of `ROLES`
     ordinal: int
     instance: str  # unique per process
     server_urls: Sequence[str] = ()  # of all model servers of the run, as `up` chose them

@@ -8,14 +8,17 @@ commit: there it has no effect, and each reader names it in its log.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.events import Event
 from rlstreams.streams.log.bus import Bus, Closing
 from rlstreams.streams.log.codec import decoded
-from rlstreams.streams.log.read_to import read_to
+from rlstreams.streams.log.read_to import DELIVERY_S, read_to
 from rlstreams.streams.log.record import Partition, RawRecord, Record
 from rlstreams.workers.loop.log import Log
+
+E = TypeVar("E")
 
 
 class ForeignRecords:
@@ -62,7 +65,9 @@ class EventReader(Closing):
         """Yield the events of one poll, which by default does not wait."""
         yield from self._foreign.readable(self._reader.poll(max_records, timeout_s))
 
-    def up_to(self, ends: Mapping[Partition, int], deadline_s: float) -> Iterator[Record[Event]]:
+    def up_to(
+        self, ends: Mapping[Partition, int], deadline_s: float = DELIVERY_S
+    ) -> Iterator[Record[Event]]:
         """Yield events until the reader is at `ends`; some may lie behind them.
 
         Raises:
@@ -78,3 +83,16 @@ class EventReader(Closing):
     def close(self) -> None:
         """Release the reader; idempotent."""
         self._reader.close()
+
+
+def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E], name: str) -> Iterator[E]:
+    """Yield the committed events of a kind in one topic, from `start` on; see `EventReader`.
+
+    Raises:
+        DeadlineError: as `EventReader.up_to`.
+    """
+    ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
+    with EventReader(bus, start, name) as reader:
+        for record in reader.up_to(ends):
+            if isinstance(record.event, kind):
+                yield record.event

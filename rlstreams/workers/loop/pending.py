@@ -66,6 +66,20 @@ class _Transaction:
     begun: Collection[Partition]
 
 
+class _Aborts:
+    """Count of transactions that were aborted in a row."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def pause_s(self, err: AbortedError) -> float:
+        """Count one; the pause before the next try. Raises BrokerError: it was the last."""
+        self.num += 1
+        if self.num >= MAX_ABORTS:
+            raise BrokerError(f"{self.num} transactions in a row were aborted: {err}") from err
+        return float(ABORT_PAUSE_S * 2**self.num)
+
+
 class PendingCommits:
     """Commits announcements, tries and finished records through one producer.
 
@@ -87,7 +101,7 @@ class PendingCommits:
         self._under_way: _Transaction | None = None
         self._num_alone = 0  # records, from the front, that travel alone: one was refused
         self._is_set_aside = False  # the first of them: its dead letter is on its way
-        self._num_aborts = 0  # in a row
+        self._aborts = _Aborts()
         self._not_before_s = 0.0
         self.num_bytes = 0  # of the finished records
 
@@ -143,7 +157,7 @@ class PendingCommits:
         try:
             commit = self._producer.start(outputs, positions, self._consumer)
         except AbortedError as err:
-            self._count_abort(err)
+            self._not_before_s = time.monotonic() + self._aborts.pause_s(err)
             return False
         self._under_way = _Transaction(commit, batch, len(self._announced), awaited, begun)
         return bool(batch) and len(batch) == len(self._ready)
@@ -170,7 +184,7 @@ class PendingCommits:
         except AbortedError as err:
             # Nothing of it was committed. The next poll shows whether the partitions are still
             # ours.
-            self._count_abort(err)
+            self._not_before_s = time.monotonic() + self._aborts.pause_s(err)
         else:
             self._succeeded(sent)
         return True
@@ -205,7 +219,7 @@ class PendingCommits:
 
     def _succeeded(self, sent: _Transaction) -> None:
         self._tracker.commit([done.raw for done in sent.batch], sent.begun, _held(sent.awaited))
-        self._num_aborts = 0
+        self._aborts = _Aborts()
         del self._announced[: sent.num_announced]
         if sent.batch:
             del self._ready[: len(sent.batch)]
@@ -229,17 +243,9 @@ class PendingCommits:
         self._ready[0] = self._set_aside(raw, str(err))
         self.num_bytes = sum(done.num_bytes for done in self._ready)
 
-    def _count_abort(self, err: AbortedError) -> None:
-        self._num_aborts += 1
-        self._not_before_s = time.monotonic() + ABORT_PAUSE_S * 2**self._num_aborts
-        if self._num_aborts >= MAX_ABORTS:
-            raise BrokerError(
-                f"{self._num_aborts} transactions in a row were aborted: {err}"
-            ) from err
-
 
 def _held(awaited: Sequence[Awaited]) -> dict[Partition, bool]:
-    """Partitions that records belong to, and whether work on them came forward."""
+    """Partitions that records belong to, and whether there was progress on them."""
     held: dict[Partition, bool] = {}
     for one in awaited:
         held[one.raw.partition] = held.get(one.raw.partition, False) or one.is_progress
@@ -255,11 +261,9 @@ def commit(producer: Producer, records: Sequence[Outgoing]) -> Sequence[Position
     Raises:
         BrokerError: it was aborted MAX_ABORTS times.
     """
-    for attempt in range(MAX_ABORTS):
-        if attempt:
-            time.sleep(ABORT_PAUSE_S * 2**attempt)
+    aborts = _Aborts()
+    while True:
         try:
             return producer.commit(records)
         except AbortedError as err:
-            error = err
-    raise BrokerError(f"{MAX_ABORTS} transactions in a row were aborted: {error}") from error
+            time.sleep(aborts.pause_s(err))

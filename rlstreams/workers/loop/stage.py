@@ -37,7 +37,7 @@ from rlstreams.streams.log.record import Committed, Outgoing, Partition, RawReco
 from rlstreams.streams.log.topics import DEAD_LETTERS
 from rlstreams.streams.log.tracker import MAX_TRIES, Tracker
 from rlstreams.streams.views.outputs import committed_by_outputs
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, dead_letter, refusal, sample_of
 from rlstreams.workers.loop.pending import Finished, PendingCommits
@@ -110,7 +110,7 @@ class StageLoop:
         topic: the topic that it reads.
         reporter: of the stage.
         interval_s: longest time that finished records wait for their transaction.
-        asked: requests of the stage's other thread to commit records, of inputs under way.
+        commits: requests of the stage's other thread to commit records, of inputs under way.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class StageLoop:
         *,
         reporter: Reporter,
         interval_s: float,
-        asked: Asked | None = None,
+        commits: CommitRequests | None = None,
     ) -> None:
         self.is_paused = False
-        self._asked = asked
+        self._commits = commits
         self._context = context
         self._schemas = bus.schemas()
         self._stage = stage
@@ -160,7 +160,7 @@ class StageLoop:
         self._pending.add(self._stage.finished())
         announced = self._stage.announcements()
         # After announcements: a requested record may name a load, whose own record must come first.
-        self._pending.announce(announced, self._asked.take() if self._asked else ())
+        self._pending.announce(announced, self._commits.take() if self._commits else ())
         now = time.monotonic()
         is_due = now >= self._next_commit or self._drain_until is not None
         if self._pending.start(to_note, is_due=is_due):
@@ -225,8 +225,8 @@ class StageLoop:
         timeout_s = IDLE_S
         if self._pending.has_ready:
             timeout_s = min(IDLE_S, max(0.0, self._next_commit - time.monotonic()))
-        if self._asked is not None:  # a request wakes this wait, which it could not do in a poll
-            self._asked.wait(timeout_s)
+        if self._commits is not None:  # a request wakes this wait, which it could not do in a poll
+            self._commits.wait(timeout_s)
             timeout_s = 0.0
         self._has_joined = self._has_joined or self._stage.may_join
         if self._is_in_the_way:

@@ -47,13 +47,12 @@ class Head:
 
     Args:
         rows: of a chunk.
-        holds_logits: keep all logits for the backward, instead of computing those of several chunks
-            again.
     """
 
-    def __init__(self, rows: int, *, holds_logits: bool = False) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.holds_logits = holds_logits
+        self.holds_logits = False
+        """Keep all logits for the backward, instead of computing those of several chunks again."""
         self.scores: Function = chunk_scores
         self.gradient: Function = chunk_gradient
 

@@ -10,6 +10,7 @@ import numpy as np
 from rlstreams.schemas.events import EVALUATE, TRAIN, Prompt, Tensor
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import evaluation_group
 from rlstreams.workers.dataset.limits import PromptEncoder, encoded
 from rlstreams.workers.dataset.row import PromptText, Row
 from rlstreams.workers.dataset.table import Dataset
@@ -61,7 +62,7 @@ class PromptWriter:
             self._held_out.row(row),
             self._encoder,
             self._seed,
-            group_id=f"e{version}-{row}",
+            group_id=evaluation_group(version, row),
             group_size=num_samples,
             version=version,
         )

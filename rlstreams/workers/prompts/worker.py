@@ -70,7 +70,8 @@ class PromptsWorker:
             num_rows,
             lambda group_id: log.warning("no_row_to_replace", group_id=group_id),
         )
-        self._ledger = Ledger(on_drop=dropped.add, on_branch=dropped.take_over)
+        self._ledger = Ledger()
+        self._ledger.listen(on_drop=dropped.add, on_branch=dropped.take_over)
         self._reporter = Reporter(context)
         self._poll_s = poll_s
         self._draining = self._is_mended = self.is_paused = False

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.record import Outgoing, Record
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.policy.puller import Loads
 from rlstreams.workers.rollout.clock import SampleClock
@@ -46,7 +46,7 @@ class Player(Protocol[R]):
         """Clock of its deadlines; stopped and started on the engine's loop."""
 
     @property
-    def asked(self) -> Asked | None:
+    def commits(self) -> CommitRequests | None:
         """Requests that wait for the commit of their records; None: there are none."""
 
     @property

@@ -11,7 +11,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Record
 from rlstreams.workers.config.agents import OutcomeSection
 from rlstreams.workers.gateway.neighbours import Neighbours
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.policy.puller import Loads
 from rlstreams.workers.rollout.clock import SampleClock
@@ -41,9 +41,9 @@ class SessionPlayer:
         return self.sessions.clock
 
     @property
-    def asked(self) -> Asked:
+    def commits(self) -> CommitRequests:
         """Calls that wait for the commit of their records."""
-        return self._shared.asked
+        return self._shared.commits
 
     @property
     def num_apart(self) -> int:

@@ -278,5 +278,5 @@ def make_worker(
         *(context, bus, stage, PROMPTS.name),
         reporter=stage.reporter,
         interval_s=interval_s,
-        asked=player.asked,
+        commits=player.commits,
     )

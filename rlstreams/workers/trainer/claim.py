@@ -32,17 +32,16 @@ from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import FencedError
 from rlstreams.streams.log.fencing import is_next_epoch
-from rlstreams.streams.log.record import Partition, Position, Record
+from rlstreams.streams.log.record import Position, Record
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.loop.claims import STEPS_PARTITION
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.runtime import OwnerAliveError
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.replaced import unless_replaced
 
-STEPS_PARTITION = Partition(STEPS.name, 0)
 CATCH_UP_S, LOOK_S = 5.0, 0.05
-READ_DEADLINE_S = 60.0  # without a single further record: a long ledger may take longer
 OnDrop = Callable[[GroupsDropped, Position], None]
 LAST_WORDS_SHARE = 1 / 6  # of the lease, at its beginning; heartbeats come every third of it
 
@@ -141,7 +140,8 @@ def claim(
         FencedError: somebody else made the same producer meanwhile, whatever error that caused
             here.
     """
-    ledger = Ledger(keeps_steps=True, on_step=lambda step, _: on_step(step))
+    ledger = Ledger(keeps_steps=True)
+    ledger.listen(on_step=lambda step, _: on_step(step))
     with EventReader(bus, {STEPS_PARTITION: 0}, context.worker) as reader:
         read_to_end(bus, reader, ledger)
         if not _is_known_dead(context, ledger):
@@ -166,9 +166,9 @@ def read_to_end(bus: Bus, reader: EventReader, ledger: Ledger) -> None:
     """Fold all records that are committed now.
 
     Raises:
-        DeadlineError: the reader came no further for READ_DEADLINE_S.
+        DeadlineError: as `EventReader.up_to`.
     """
-    _fold(reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S), ledger)
+    _fold(reader.up_to(bus.ends(STEPS.name)), ledger)
 
 
 def read_ledger(bus: Bus, reads: str) -> Ledger:
@@ -187,11 +187,13 @@ def read_ledger_at(bus: Bus, step: int, reads: str, on_drop: OnDrop) -> Ledger:
     """As `read_ledger`, but up to a step: the ledger of its trainer when that step was committed.
 
     Args:
-        on_drop: see `Ledger`; also called for a drop that its trainer disowned behind the step.
+        on_drop: see `Ledger.listen`; also called for a drop that its trainer disowned behind the
+            step.
     """
-    ledger = Ledger(keeps_steps=True, on_drop=on_drop)
+    ledger = Ledger(keeps_steps=True)
+    ledger.listen(on_drop=on_drop)
     with EventReader(bus, bus.beginnings(STEPS.name), reads) as reader:
-        for record in reader.up_to(bus.ends(STEPS.name), READ_DEADLINE_S):
+        for record in reader.up_to(bus.ends(STEPS.name)):
             event = record.event
             is_before = ledger.last_step < step
             if is_before or (isinstance(event, TrainerHeartbeat) and event.disowned):

@@ -13,9 +13,9 @@ from rlstreams.streams.ledger import EXPIRED, Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.group_ids import issue_number
 from rlstreams.streams.log.topics import DEAD_LETTERS, PROMPTS, SCORED, TRAJECTORIES
+from rlstreams.workers.loop.foreign import events_now
 from rlstreams.workers.loop.log import Log
 from rlstreams.workers.trainer.intake.closed import ClosedSet
-from rlstreams.workers.trainer.intake.fetch import events_now
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.redo.retention import RetentionError, check_open
 
@@ -38,11 +38,20 @@ def drop_expired(bus: Bus, ledger: Ledger, writer: LedgerWriter, log: Log) -> in
     return len(groups)
 
 
+def refuse_expired(bus: Bus, ledger: Ledger) -> None:
+    """Refuse to go on if samples that wait for a step are gone.
+
+    Raises:
+        RetentionError: as `check_open`.
+    """
+    beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
+    check_open(ledger.positions, beginnings, ledger.last_step)
+
+
 def has_expired(bus: Bus, ledger: Ledger) -> bool:
     """Whether retention has removed records that an open group may need."""
-    beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
     try:
-        check_open(ledger.positions, beginnings, ledger.last_step)
+        refuse_expired(bus, ledger)
     except RetentionError:
         return True
     # Before the first step there are no positions, and trajectories have none in the ledger: a
@@ -59,7 +68,7 @@ def open_groups(bus: Bus, closed: ClosedGroups) -> list[DroppedGroup]:
     """Every training group that was issued and is not closed, in issue order."""
     found: dict[int, Prompt] = {}
     is_closed = ClosedSet(closed)
-    for prompt in events_now(bus, bus.beginnings(PROMPTS.name), Prompt):
+    for prompt in events_now(bus, bus.beginnings(PROMPTS.name), Prompt, "trainer"):
         number = issue_number(prompt.group_id)
         if prompt.purpose == TRAIN and number is not None and number not in is_closed:
             found.setdefault(number, prompt)

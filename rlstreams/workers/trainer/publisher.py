@@ -10,7 +10,7 @@ from rlstreams.streams.log.topics import POLICY_PULLS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
-from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
+from rlstreams.workers.trainer.training.resumable import Compute, Resumable
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightServer
 from rlstreams.workers.weights.store.writer import StoreWriter
@@ -44,7 +44,7 @@ class Publisher:
         self._pulls = EventReader(bus, bus.ends(POLICY_PULLS.name), context.worker)
         self.seconds = 0.0  # of the newest publication
 
-    def publish(self, compute: Compute, step: int, version: int) -> Coroutine[None]:
+    def publish(self, compute: Compute, step: int, version: int) -> Resumable[None]:
         """Serve the version in hand, then announce it."""
         started_s = time.monotonic()
         weights, known_hash = self._training.learner.weights(), self._training.weight_hash

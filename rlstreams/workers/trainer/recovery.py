@@ -13,15 +13,15 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Partition, RawRecord
-from rlstreams.streams.log.topics import DEAD_LETTERS, SCORED
+from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.trainer.expired import refuse_expired
 from rlstreams.workers.trainer.family import branch_command
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
-from rlstreams.workers.trainer.redo.redo import Compute, Coroutine, Redone, redo
+from rlstreams.workers.trainer.redo.redo import Redone, redo
 from rlstreams.workers.trainer.redo.retention import (
     RedoSpan,
     RetentionError,
-    check_open,
     check_redo,
 )
 from rlstreams.workers.trainer.training.checkpoint import (
@@ -29,6 +29,7 @@ from rlstreams.workers.trainer.training.checkpoint import (
     Manifest,
     objection,
 )
+from rlstreams.workers.trainer.training.resumable import Compute, Resumable
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.channel import WeightError
 
@@ -65,10 +66,9 @@ class Recovery:
         self.saved_step = self._begun_step = 0  # 0: version 0 is the model folder
         self._files = ThreadPoolExecutor(1, "trainer-checkpoint")
         self._written: Future[Manifest] | None = None  # None: nothing is being written
-        beginnings = {**bus.beginnings(SCORED.name), **bus.beginnings(DEAD_LETTERS.name)}
-        check_open(ledger.positions, beginnings, ledger.last_step)
+        refuse_expired(bus, ledger)
 
-    def come_back(self) -> Coroutine[Redone]:
+    def come_back(self) -> Resumable[Redone]:
         """Load the newest checkpoint that the ledger confirms, and redo the steps since.
 
         Where a redo must be exact it ends at the first unequal step.
@@ -163,7 +163,7 @@ class Recovery:
             self._log.info("checkpoint_early", step=step, reason=reason)
         return bool(reason)
 
-    def begin(self, step: int, policy_version: int) -> Coroutine[None]:
+    def begin(self, step: int, policy_version: int) -> Resumable[None]:
         """Copy the present weights and optimizer to the host, and have them written as a checkpoint
         beside the next steps; one at a time. Nothing, if there is one of their step.
 
@@ -185,7 +185,7 @@ class Recovery:
         self._written = self._files.submit(self._store.save, manifest, weights, optimizer)
         self._span.clear()
 
-    def look(self) -> Coroutine[None]:
+    def look(self) -> Resumable[None]:
         """Count a checkpoint that is whole by now, and remove older ones: only a trainer that is
         still the owner after it does.
 
@@ -202,7 +202,7 @@ class Recovery:
         )
         self._writer.saved()
 
-    def finish(self) -> Coroutine[None]:
+    def finish(self) -> Resumable[None]:
         """Wait for the checkpoint that is being written, if any; then as `look`."""
         if self._written is None:
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
-from rlstreams.workers.trainer.redo.redo import Compute, Coroutine
+from rlstreams.workers.trainer.training.resumable import Compute, Resumable
 from rlstreams.workers.trainer.training.training import Training
 
 
@@ -36,7 +36,7 @@ class TrainerTurns:
         self._is_wanted = True
         return (self.is_here and self._is_ready) or self._is_over
 
-    def between_steps(self, may_wait: Callable[[], bool]) -> Coroutine[None]:
+    def between_steps(self, may_wait: Callable[[], bool]) -> Resumable[None]:
         """Move the memory off the device if it is asked for, and wait until it is back.
 
         Args:
@@ -54,7 +54,7 @@ class TrainerTurns:
         yield self._compute(self._training.learner.load_back)
         self.is_here = True
 
-    def end(self) -> Coroutine[None]:
+    def end(self) -> Resumable[None]:
         """Leave the device for good: other roles have work with the last step's weights."""
         self._is_over = True
         yield from self._leave()
@@ -62,6 +62,6 @@ class TrainerTurns:
     def _is_away(self) -> bool:
         return not self._is_wanted
 
-    def _leave(self) -> Coroutine[None]:
+    def _leave(self) -> Resumable[None]:
         yield self._compute(self._training.learner.off_load)
         self.is_here = False

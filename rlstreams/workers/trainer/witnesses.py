@@ -15,7 +15,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
-from rlstreams.workers.trainer.intake.fetch import events_now
+from rlstreams.workers.loop.foreign import events_now
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 
 NUM_SCORES = 32  # offsets looked at before the end of each partition
@@ -34,7 +34,7 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
     saved = next((m for m in manifests if m.run == run and m.step > newest), None)
     if saved is not None:
         found.append(f"checkpoint {saved.name} is of step {saved.step}")
-    published = events_now(bus, bus.beginnings(POLICY_VERSIONS.name), PolicyPublished)
+    published = events_now(bus, bus.beginnings(POLICY_VERSIONS.name), PolicyPublished, "trainer")
     later = [event for event in published if event.step > newest]
     scored = _scored(bus) if later else {}
     # An announcement under an epoch that was never claimed is forged, unless samples were scored
@@ -66,6 +66,6 @@ def _scored(bus: Bus) -> dict[int, str]:
     start = {p: max(begins[p], end - NUM_SCORES) for p, end in ends.items()}
     return {
         score.policy_version: score.weight_hash
-        for event in events_now(bus, start, ScoredTrajectory)
+        for event in events_now(bus, start, ScoredTrajectory, "trainer")
         for score in event.scores
     }

@@ -23,9 +23,10 @@ from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.publisher import Publisher
 from rlstreams.workers.trainer.recovery import Recovery
-from rlstreams.workers.trainer.redo.redo import Coroutine, drift_error
+from rlstreams.workers.trainer.redo.redo import drift_error
 from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
 from rlstreams.workers.trainer.samples import TrainerSamples
+from rlstreams.workers.trainer.training.resumable import Resumable
 from rlstreams.workers.trainer.training.step_cost import waits
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from rlstreams.workers.trainer.turns import TrainerTurns
@@ -84,7 +85,7 @@ class TrainerWorker:
         self._target = claimed.claim.step_target
         self._done = self.is_paused = False
         self._drain_until = 0.0  # monotonic; 0: it does not drain
-        self._coroutine: Coroutine[None] = self._live()
+        self._life: Resumable[None] = self._live()
         self._waits_for: Future[Any] | None = None
         self._intruders = Intruders(context, bus, claimed, writer)
         with unless_replaced(self._writer.prove):
@@ -97,7 +98,7 @@ class TrainerWorker:
                 context, bus, ledger, training, writer, self._reporter, writer.while_reading
             )
 
-    def _live(self) -> Coroutine[None]:
+    def _live(self) -> Resumable[None]:
         """The training loop. Each `yield` waits for a computation, while iterations go on."""
         yield from self._redo()
         yield from self._publisher.publish(self._compute, self._step, self._version)
@@ -138,7 +139,7 @@ class TrainerWorker:
         self._writer.heartbeat()
         self._done = True
 
-    def _train(self, plan: Plan, idle_s: float) -> Coroutine[None]:
+    def _train(self, plan: Plan, idle_s: float) -> Resumable[None]:
         """Train a step, or drop groups that no step can take. Afterwards no payload is held: the
         next plan may be far off."""
         planned_ms = now_ms()
@@ -166,7 +167,7 @@ class TrainerWorker:
             self._samples.set_aside(plan, payloads, trained)
             self._samples.drop(self._version, at_once=True)
 
-    def _alarmed(self, problem: str) -> Coroutine[bool]:
+    def _alarmed(self, problem: str) -> Resumable[bool]:
         """Pause the run and wait until it is resumed, which accepts the guard's problem.
 
         Returns: whether to go on; False: the trainer drains.
@@ -194,7 +195,7 @@ class TrainerWorker:
         self._step, self._version = self._step + 1, plan.policy_version + 1
         self._ledger.hashes[self._version] = trained.weight_hash
 
-    def _redo(self) -> Coroutine[None]:
+    def _redo(self) -> Resumable[None]:
         """Report the redone steps. If weights differ, stop, or go on with our own under a new
         version: only a checkpoint holds them, because no redo elsewhere makes them."""
         redone = yield from self._recovery.come_back()
@@ -229,16 +230,16 @@ class TrainerWorker:
             self._samples.drop(self._version)
             self._publisher.serve()
             self._training.check()
-            self._live_on()
+            self._resume()
             self._writer.progressed(self._training.learner.num_micro_batches)
             self._writer.heartbeat()
 
-    def _live_on(self) -> None:
+    def _resume(self) -> None:
         if self._done or (self._waits_for is not None and not self._waits_for.done()):
             return
         result = self._waits_for.result() if self._waits_for is not None else None
         try:
-            self._waits_for = self._coroutine.send(result)
+            self._waits_for = self._life.send(result)
         except StopIteration:
             self._done = True
 

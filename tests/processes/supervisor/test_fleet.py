@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.log.text import tail
 from rlstreams.up.supervisor import restart
 from rlstreams.up.supervisor import run as drain_module
-from rlstreams.up.supervisor.fleet import DRAIN_ORDER
 from rlstreams.up.supervisor.run import Drain
 from tests.processes.supervisor.small import DEAF, OBEDIENT, Log, all_up, fleet_of, until
 
@@ -24,7 +24,7 @@ def brief_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fork_that_waits_for_imports_holds_no_server_up(tmp_path: Path) -> None:
     """The fork server answers once it has imported torch: what needs no fork starts before."""
-    with fleet_of(tmp_path, dict.fromkeys(DRAIN_ORDER, OBEDIENT)) as (_, spawner, _):
+    with fleet_of(tmp_path, dict.fromkeys(ROLES, OBEDIENT)) as (_, spawner, _):
         assert ["prompts", "server", "rollout", "logprob", "trainer"] == [
             spec.role for spec in spawner.started
         ]
@@ -206,13 +206,13 @@ def test_a_worker_that_never_works_stops_the_run(tmp_path: Path) -> None:
 
 def test_roles_drain_one_after_another(tmp_path: Path) -> None:
     """Prompts first, the trainer last; nobody is started again."""
-    with fleet_of(tmp_path, dict.fromkeys(DRAIN_ORDER, OBEDIENT)) as (fleet, spawner, said):
+    with fleet_of(tmp_path, dict.fromkeys(ROLES, OBEDIENT)) as (fleet, spawner, said):
         until(fleet, lambda: all_up(fleet))
         drain = Drain(fleet, 120.0, said.append, save_s=120.0)
         until(fleet, lambda: drain.tick() or drain.is_over)
         ended = [int(tail(worker.log, 12)[-1]) for worker in fleet.workers]
         assert ended == sorted(ended)
-        assert len(spawner.started) == len(DRAIN_ORDER)
+        assert len(spawner.started) == len(ROLES)
         assert said == []
 
 

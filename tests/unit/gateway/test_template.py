@@ -9,7 +9,7 @@ import pytest
 
 from rlstreams.workers.gateway.parsing import parse_text
 from rlstreams.workers.gateway.port import CallRefusedError
-from rlstreams.workers.gateway.rendering import TEMPLATE, make_renderer
+from rlstreams.workers.gateway.rendering import make_renderer
 from rlstreams.workers.gateway.template import TemplateRenderer
 from tests.chat_tokenizer import SPECIAL, TAGS, chat_tokenizer
 
@@ -74,7 +74,7 @@ def test_no_text_of_a_tool_is_a_control_token(
 
 
 def test_the_renderer_is_named_with_its_template(made: TemplateRenderer, tmp_path: Path) -> None:
-    other = make_renderer(chat_tokenizer(tmp_path / "o", TEMPLATE_TEXT + " "), family=TEMPLATE)
+    other = TemplateRenderer(chat_tokenizer(tmp_path / "o", TEMPLATE_TEXT + " "), frozenset())
     assert made.name.startswith("template 1 ")
     assert other.name != made.name
 

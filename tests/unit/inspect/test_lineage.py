@@ -10,7 +10,8 @@ from rich.console import Console
 
 from rlstreams.debug.inspect.terminal import table
 from rlstreams.schemas.events import PolicyLoaded, Prompt, ScoredTrajectory, StepCompleted
-from rlstreams.streams.lineage.fold import Lineage, LineageFold, SampleId, _trained, is_group
+from rlstreams.streams.lineage.fold import Lineage, LineageFold, _trained
+from rlstreams.streams.log.group_ids import SampleId, is_group
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.samples.life import Outcome

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from rlstreams.debug.inspect.terminal import seconds_text, table, whole
 from rlstreams.schemas.events import Segment
-from rlstreams.streams.lineage.fold import SampleId
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.words.sample_detail import SampleDetail, sample_detail
 from rlstreams.words.spelling import NUMBERS, Spelling
 from rlstreams.words.texts import short, text_of

@@ -34,7 +34,8 @@ class Pacing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.dropped = DroppedGroups(MAX_REPLACEMENTS, 10**6, pytest.fail)
-        self.ledger = Ledger(on_drop=self.dropped.add)
+        self.ledger = Ledger()
+        self.ledger.listen(on_drop=self.dropped.add)
         self.log: list[Event] = []
         self.epoch = self.step = self.version = self.num_issued = 0
         self.closed: set[int] = set()
@@ -124,7 +125,8 @@ class Pacing(RuleBasedStateMachine):
     def refolded(self) -> tuple[Ledger, DroppedGroups]:
         """What a restarted issuer finds."""
         dropped = DroppedGroups(MAX_REPLACEMENTS, 10**6, pytest.fail)
-        ledger = Ledger(on_drop=dropped.add)
+        ledger = Ledger()
+        ledger.listen(on_drop=dropped.add)
         for event in self.log:
             ledger.apply(event)
         return ledger, dropped

@@ -10,7 +10,7 @@ import pytest
 
 from rlstreams.debug.replay.player import REPLAY_HEADER, chosen, play, range_of, selection_of
 from rlstreams.schemas.events import StepCompleted, Trajectory
-from rlstreams.streams.log.errors import AbortedError, ConfigError
+from rlstreams.streams.log.errors import AbortedError, BrokerError, ConfigError
 from rlstreams.streams.log.record import Outgoing, Position, RawRecord
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.recording import NotRecordedError, Recording
@@ -138,7 +138,7 @@ def test_an_aborted_stream_is_sent_again_from_its_first_record(tmp_path: Path) -
 
 def test_a_stream_that_is_aborted_again_and_again_ends_the_replay() -> None:
     """With the broker's reason."""
-    with pytest.raises(AbortedError, match="as it happens"):
+    with pytest.raises(BrokerError, match="as it happens"):
         play(Stumbling(num_aborts=99), "r", trajectories(20))
 
 

@@ -20,7 +20,7 @@ from rlstreams.workers.gateway.open_sessions import OpenSessions
 from rlstreams.workers.gateway.plain import PlainRenderer
 from rlstreams.workers.gateway.port import CallAnswer, CallRequest
 from rlstreams.workers.gateway.shared import SharedParts
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.session_player import SessionPlayer
@@ -89,7 +89,7 @@ def worker_of(
     *,
     by_agent: bool = False,
     sampling: Sampling | None = None,
-    asked: Asked | None = None,
+    commits: CommitRequests | None = None,
     deadline_s: float = DEADLINE_S,
     ordinal: int = 0,
     **section: Any,
@@ -104,7 +104,7 @@ def worker_of(
         engine=engine,
         renderer=PlainRenderer(tokenizer, frozenset({EOS})),
         tokenizer=tokenizer,
-        asked=asked or Asked(),
+        commits=commits or CommitRequests(),
         appender=context.bus.appender(),
         loads=dict,
         read_again=read_again,

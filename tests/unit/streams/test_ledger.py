@@ -138,8 +138,8 @@ def ledgers(draw: st.DrawFn) -> list[Event]:
 def test_listeners_hear_exactly_what_counts(events: list[Event]) -> None:
     """And a reader that may begin anywhere finds the same in what counts of a whole log."""
     heard: list[Event] = []
-    ledger = Ledger(
-        keeps_steps=True,
+    ledger = Ledger(keeps_steps=True)
+    ledger.listen(
         on_step=lambda event, _: heard.append(event),
         on_drop=lambda event, _: heard.append(event),
     )

@@ -109,7 +109,7 @@ def by_rows(
                 part.loss_tokens_by_row,
                 by,
                 num_batch_tokens=part.num_batch_loss_tokens,
-                num_batch_rows=part.num_batch_rows,
+                num_batch_learnt=part.num_batch_learnt,
                 num_batch_samples=part.num_batch_samples,
                 shares_R=None if shares_R is None else torch.tensor(shares_R).double(),
             )
@@ -197,7 +197,7 @@ def test_masked_and_left_out_rows_are_none_of_the_loss() -> None:
     first = sample_of(session(random), random)
     rows = scored_rows(first)
     whole = pack(rows, np.ones(3, np.float32), (), policy_version=0, token_budget=1000)
-    assert whole.micro_batches[0].num_batch_rows == whole.micro_batches[0].num_batch_samples == 1
+    assert whole.micro_batches[0].num_batch_learnt == whole.micro_batches[0].num_batch_samples == 1
     last = first.scores[-1].segment
     mask = MaskedSegment(group_id="0", sample=0, segment=last, staleness=9)
     less = pack(rows, np.ones(3, np.float32), (mask,), policy_version=0, token_budget=1000)

@@ -56,7 +56,9 @@ def test_shares_of_micro_batches_add_up_to_the_reduction(reduce: str) -> None:
         "constant": losses.sum() / 40 / 6,  # two more samples are masked whole
     }[reduce]
     shares = [
-        reduced(*of(part), counts, by, num_batch_tokens=NUM, num_batch_rows=4, num_batch_samples=6)
+        reduced(
+            *of(part), counts, by, num_batch_tokens=NUM, num_batch_learnt=4, num_batch_samples=6
+        )
         for part, counts in ((losses[:8], COUNTS[:2]), (losses[8:], COUNTS[2:]))
     ]
     assert float(sum(shares)) == pytest.approx(expected, rel=1e-12)

@@ -319,7 +319,7 @@ def test_a_batch_that_is_rejected_whole_is_no_nan(reduce: Any) -> None:
     policy = torch.tensor([-1.0, -2.0], requires_grad=True)
     losses = policy_losses(policy, torch.full((2,), -3.0), torch.zeros(2), torch.ones(2), [2], by)
     share = reduced(
-        losses.losses_N, [2], by, num_batch_tokens=2, num_batch_rows=1, num_batch_samples=1
+        losses.losses_N, [2], by, num_batch_tokens=2, num_batch_learnt=1, num_batch_samples=1
     )
     share.backward()  # type: ignore[no-untyped-call]
     assert (float(share.detach()), policy.grad.tolist()) == (0, [0, 0])

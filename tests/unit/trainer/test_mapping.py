@@ -153,7 +153,7 @@ def ours(rows: list[list[Token]], by: LossSection) -> tuple[float, list[float]]:
     prox, counts = mu if by.proximal == "behavior" else prox, [len(row) for row in rows]
     losses = policy_losses(pi, prox, mu, advantages, counts, by)
     loss = reduced(
-        losses.losses_N, counts, by, num_batch_tokens=len(tokens), num_batch_rows=len(rows),
+        losses.losses_N, counts, by, num_batch_tokens=len(tokens), num_batch_learnt=len(rows),
         num_batch_samples=len(rows),
     )  # fmt: skip
     (slopes,) = torch.autograd.grad(loss, pi)

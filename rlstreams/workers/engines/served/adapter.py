@@ -1,6 +1,7 @@
 """Adapter of a server: the port between the engine's wishes and the routes of a kind of server.
 
-An adapter holds no state and makes no decision: gate, routing and labels are `server.py`'s.
+An adapter holds no state and makes no decision: gate and labels are `server_client.py`'s, routing
+is `engine.py`'s.
 """
 
 from __future__ import annotations

@@ -41,20 +41,13 @@ class KnownSessions(Protocol):
 class Elsewhere:
     """Finds the other worker, and passes on requests and answers. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        sessions: KnownSessions,
-        addresses: Callable[[], Sequence[str]],
-        wait_s: float = WAIT_S,
-    ) -> None:
+    def __init__(self, sessions: KnownSessions, addresses: Callable[[], Sequence[str]]) -> None:
         """
         Args:
             addresses: of the other workers' gateways, as far as is known now.
-            wait_s: how long a request waits for a session that is between two workers.
         """
         self._sessions = sessions
         self._addresses = addresses
-        self._wait_s = wait_s
         self._http: aiohttp.ClientSession | None = None
 
     async def answer(
@@ -68,7 +61,7 @@ class Elsewhere:
         Raises:
             CallRefusedError: 410, it is over; 503, it is between two workers.
         """
-        until_s = time.monotonic() + self._wait_s
+        until_s = time.monotonic() + WAIT_S
         while PASSED_ON not in request.headers and not self._sessions.is_known(key):
             told = dict(await asyncio.gather(*(self._ask(one, key) for one in self._addresses())))
             if holder := next((at for at, status in told.items() if status == 200), ""):

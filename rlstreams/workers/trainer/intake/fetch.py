@@ -1,18 +1,14 @@
-"""Records read again: by their recorded positions, or all events of a kind in a topic."""
+"""Records read again by their recorded positions."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Partition, Position, RawRecord
-from rlstreams.workers.loop.foreign import EventReader
 
-E = TypeVar("E")
-READ_DEADLINE_S = 60.0  # without a single further record
 POLL_BYTES = 64_000_000  # of one poll, about: a trajectory may have 50 MB
 
 
@@ -98,16 +94,3 @@ def _check_passed(at: int, partition: Partition, left: set[int]) -> None:
             raise RecordGoneError(
                 f"{Position(*partition, offset)} holds no committed record; the reader is at {at}"
             )
-
-
-def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E]) -> Iterator[E]:
-    """Committed events of a kind, from `start` on; records that do not decode are logged.
-
-    Raises:
-        DeadlineError: nothing came for READ_DEADLINE_S.
-    """
-    ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
-    with EventReader(bus, start, "trainer") as reader:
-        for record in reader.up_to(ends, READ_DEADLINE_S):
-            if isinstance(record.event, kind):
-                yield record.event

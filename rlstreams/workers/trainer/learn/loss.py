@@ -240,7 +240,7 @@ def reduced(
     by: LossSection,
     *,
     num_batch_tokens: int,
-    num_batch_rows: int,
+    num_batch_learnt: int,
     num_batch_samples: int,
     shares_R: Tensor | None = None,
 ) -> Tensor:
@@ -253,7 +253,7 @@ def reduced(
 
     Args:
         num_batch_tokens: of the loss, in the whole batch.
-        num_batch_rows: samples of the whole batch that have some.
+        num_batch_learnt: samples of the whole batch that have some.
         num_batch_samples: of the whole batch.
         shares_R: share of its sample's tokens that a row has; None: each row is a sample.
     """
@@ -264,4 +264,4 @@ def reduced(
     means_R = torch.stack([row_T.mean() for row_T in torch.split(losses_N, list(counts_R))])
     if shares_R is not None:
         means_R = means_R * shares_R.to(means_R.dtype)
-    return means_R.sum() / num_batch_rows
+    return means_R.sum() / num_batch_learnt

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.segments import is_sampled, num_tokens
 from rlstreams.workers.model.cut import Cut, one_row, rows_of
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own_tokens
@@ -48,7 +49,7 @@ class MicroBatch:
     temperature_BT: Float32s
     advantages_B: Float32s
     num_batch_loss_tokens: int  # of the whole batch: the loss is a mean over these
-    num_batch_rows: int  # samples of the whole batch that have such tokens, in any row
+    num_batch_learnt: int  # samples of the whole batch that have such tokens
     num_batch_samples: int  # of the whole batch, wholly masked ones included
     # Share of its sample's tokens to learn from that a row has; None: each row is a sample.
     shares_B: npt.NDArray[np.float64] | None = None
@@ -169,7 +170,7 @@ def pack(
     replay_routes: bool = False,
     minibatches: int = 1,
     epochs: int = 1,
-    left_out: Collection[tuple[str, int]] = (),
+    left_out: Collection[SampleId] = (),
     prefixes: Prefixes | None = None,
 ) -> Batch:
     """The batch of a plan. Deterministic; samples have passed `validate`.
@@ -219,39 +220,44 @@ def pack(
     )
 
 
-def _names(samples: Sequence[ScoredTrajectory]) -> list[tuple[str, int]]:
+def _names(samples: Sequence[ScoredTrajectory]) -> list[SampleId]:
     """Group and number of the sample of each row."""
-    return [(s.trajectory.group_id, s.trajectory.sample) for s in samples]
+    return [SampleId.of(s.trajectory) for s in samples]
 
 
-def _shares(
-    names: Sequence[tuple[str, int]], counted: Sequence[int]
-) -> npt.NDArray[np.float64] | None:
+def _shares(names: Sequence[SampleId], counted: Sequence[int]) -> npt.NDArray[np.float64] | None:
     """Share of its sample's tokens that each row has; None: no sample has several rows."""
     if len(set(names)) == len(names):
         return None
-    whole = Counter[tuple[str, int]]()
+    whole = Counter[SampleId]()
     for name, num in zip(names, counted, strict=True):
         whole[name] += num
     pairs = zip(names, counted, strict=True)
     return np.array([num / max(1, whole[name]) for name, num in pairs])
 
 
+class _Sums(NamedTuple):
+    """Divisors of the losses of one mini-batch."""
+
+    num_tokens: int  # of the loss
+    num_learnt: int  # samples that have any
+    num_samples: int
+
+
 def _sums(
     of_sample: Sequence[int],
-    names: Sequence[tuple[str, int]],
+    names: Sequence[SampleId],
     counted: Sequence[int],
     learnt: Sequence[int],
-) -> dict[int, tuple[int, int, int]]:
-    """Per mini-batch its tokens, samples that have any, and samples; tokens and samples are 0 if
-    nothing in it is learnt from."""
-    tokens, own = Counter[int](), defaultdict[int, Counter[tuple[str, int]]](Counter)
+) -> dict[int, _Sums]:
+    """The sums of each mini-batch; its tokens and learnt samples are 0 if nothing of it is kept."""
+    tokens, own = Counter[int](), defaultdict[int, Counter[SampleId]](Counter)
     for number, name, num in zip(of_sample, names, counted, strict=True):
         tokens[number] += num
         own[number][name] += num
-    found = {n: (tokens[n], sum(map(bool, by.values())), len(by)) for n, by in own.items()}
+    found = {n: _Sums(tokens[n], sum(map(bool, by.values())), len(by)) for n, by in own.items()}
     alive = {number for number, num in zip(of_sample, learnt, strict=True) if num}
-    return {n: own if n in alive else (0, 0, own[2]) for n, own in found.items()}
+    return {n: own if n in alive else _Sums(0, 0, own.num_samples) for n, own in found.items()}
 
 
 def _trained_segments(
@@ -279,7 +285,7 @@ def _trained_segments(
 def _kept(
     samples: Sequence[ScoredTrajectory],
     planned: Sequence[frozenset[int]],
-    left_out: Collection[tuple[str, int]],
+    left_out: Collection[SampleId],
 ) -> list[frozenset[int]]:
     """The segments of `planned` that are learnt from: none of the samples (group, number) left out.
 
@@ -304,7 +310,7 @@ def _micro_batch(
     samples: Sequence[ScoredTrajectory],
     advantages_B: Float32s,
     kept: Sequence[frozenset[int]],
-    of_batch: tuple[int, int, int],
+    of_batch: _Sums,
     shares_B: npt.NDArray[np.float64] | None,
     policy_version: int,
     replay_routes: bool,
@@ -324,9 +330,9 @@ def _micro_batch(
         is_after_pull_BT=np.zeros(shape, np.bool_),
         temperature_BT=np.ones(shape, np.float32),
         advantages_B=np.asarray(advantages_B, np.float32),
-        num_batch_loss_tokens=of_batch[0],
-        num_batch_rows=of_batch[1],
-        num_batch_samples=of_batch[2],
+        num_batch_loss_tokens=of_batch.num_tokens,
+        num_batch_learnt=of_batch.num_learnt,
+        num_batch_samples=of_batch.num_samples,
         shares_B=shares_B,
         bin_tokens=bin_tokens,
         taken=taken,

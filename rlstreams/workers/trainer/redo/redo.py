@@ -8,17 +8,18 @@ step, and compares batch and weight hashes with the committed ones; tools do it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rlstreams.schemas.events import PassedOverCheckpoint, StepCompleted
 from rlstreams.streams.ledger import Ledger, StepFact
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import from_json
@@ -26,12 +27,10 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.model.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
+from rlstreams.workers.trainer.training.resumable import Compute, Resumable, at_once
 from rlstreams.workers.trainer.training.training import Trained, Training
 
-T = TypeVar("T")
 _UNRECORDED = {"ranks": "1"}  # values of facts that a claim leaves out
-Coroutine = Generator[Future[Any] | None, Any, T]
-Compute = Callable[..., Future[Any]]
 
 
 class RedoError(ConfigError):
@@ -49,6 +48,13 @@ class Unequal:
     expected: str
     actual: str
     value_heads: tuple[str, str] = ("", "")  # expected and actual, where these alone differ
+
+    @property
+    def part(self) -> tuple[str, str, str]:
+        """The part that differs, and its expected and actual hash."""
+        if self.expected == self.actual:
+            return ("a value head", *self.value_heads)
+        return "weights", self.expected, self.actual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,18 @@ class RedoneStep:
         now = self.again.value_head_hash
         return (now if has_drifted else self.recorded.value_head_hash), now
 
+    @property
+    def unequal(self) -> Unequal | None:
+        """The difference from the ledger; None: it is equal."""
+        if self.is_equal:
+            return None
+        return Unequal(
+            step=self.fact.step,
+            expected=self.fact.weight_hash,
+            actual=self.again.weight_hash,
+            value_heads=self.value_heads,
+        )
+
     def check_batch(self) -> None:
         """
         Raises:
@@ -105,16 +123,9 @@ class RedoneStep:
             )
 
 
-def at_once(work: Callable[..., T], *given: object) -> Future[T]:
-    """A `Compute` that runs the work at once."""
-    future: Future[T] = Future()
-    future.set_result(work(*given))
-    return future
-
-
-def _tried(work: Callable[..., T], *given: object) -> Future[T]:
+def _tried(work: Callable[..., StepRecords], *given: object) -> Future[StepRecords]:
     """As `at_once`; an error waits until the result is asked for: a redo may end before."""
-    future: Future[T] = Future()
+    future: Future[StepRecords] = Future()
     try:
         future.set_result(work(*given))
     except Exception as err:  # noqa: BLE001  (raised by `result`)
@@ -133,7 +144,7 @@ def redo_steps(
     compute: Compute = at_once,
     while_waiting: Callable[[int], None] = lambda _: None,
     on_step: Callable[[RedoneStep], bool | None],
-) -> Coroutine[None]:
+) -> Resumable[None]:
     """Execute committed steps again, from weights as they were before `first`; writes nothing.
 
     Records, masks and borders are the recorded ones, the configuration that of the claim in force.
@@ -191,7 +202,7 @@ def train_recorded(
     event: StepCompleted,
     payloads: Sequence[Payload],
     cut: Cut | None,
-    left_out: Collection[tuple[str, int]] = (),
+    left_out: Collection[SampleId] = (),
 ) -> Trained:
     """Learn from a recorded batch under this configuration; raises as `Training.train`.
 
@@ -203,18 +214,6 @@ def train_recorded(
     return training.train(payloads, event.masked, version, cut, left_out)
 
 
-def run_now(coroutine: Coroutine[T]) -> T:
-    """Drive a coroutine to its end."""
-    result = None
-    while True:
-        try:
-            future = coroutine.send(result)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        result = future.result() if future else None
-
-
 def redo(
     bus: Bus,
     ledger: Ledger,
@@ -224,7 +223,7 @@ def redo(
     while_waiting: Callable[[int], None] = lambda _: None,
     used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
     stop_at_unequal: bool = False,
-) -> Coroutine[Redone]:
+) -> Resumable[Redone]:
     """Redo the ledger's steps that the weights lack.
 
     Steps before a recorded drift do not count for `first_unequal`: the ledger goes on from the
@@ -246,12 +245,8 @@ def redo(
     def compare(step: RedoneStep) -> bool:
         step.check_batch()
         used([payload.raw for payload in step.payloads])
-        number, expected, actual = step.fact.step, step.fact.weight_hash, step.again.weight_hash
-        unequal = Unequal(
-            step=number, expected=expected, actual=actual, value_heads=step.value_heads
-        )
-        done.append(None if step.is_equal else unequal)
-        return step.is_equal or not stop_at_unequal or number < ledger.drifted_step
+        done.append(step.unequal)
+        return step.is_equal or not stop_at_unequal or step.fact.step < ledger.drifted_step
 
     yield from redo_steps(
         bus,
@@ -328,9 +323,7 @@ def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, s
     """
     found = differences(before, now)
     why = f"since then {found}" if found else "of what a claim records, nothing differs since then"
-    what, expected, actual = "weights", unequal.expected, unequal.actual
-    if expected == actual:
-        what, (expected, actual) = "a value head", unequal.value_heads
+    what, expected, actual = unequal.part
     return RedoError(
         f"redo of step {unequal.step} gave {what} {actual}, the ledger says "
         f'{expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '

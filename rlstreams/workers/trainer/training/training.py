@@ -19,6 +19,7 @@ from torch import Tensor
 from rlstreams.schemas.events import MaskedSegment, ScoredTrajectory
 from rlstreams.streams.log.crash_points import CrashPoint, reach
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.rows import row_counts, scored_rows
 from rlstreams.streams.segments import is_sampled, num_tokens
 from rlstreams.workers.config.trainer import TrainerSection
@@ -151,7 +152,7 @@ class Training:
         masked: Sequence[MaskedSegment],
         policy_version: int,
         cut: Cut | None = None,
-        left_out: Collection[tuple[str, int]] = (),
+        left_out: Collection[SampleId] = (),
     ) -> Trained:
         """One optimizer step from `policy_version`.
 
@@ -269,7 +270,7 @@ class Training:
         masked: Sequence[MaskedSegment],
         policy_version: int,
         cut: Cut | None,
-        left_out: Collection[tuple[str, int]],
+        left_out: Collection[SampleId],
     ) -> tuple[Batch, StepResult]:
         """The step, cut so that it fits in memory."""
         own = [scored_rows(sample) for sample in samples]

@@ -16,7 +16,7 @@ from rlstreams.streams.log.record import Outgoing, RawRecord
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.thread import EngineThread
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.runtime import IDLE_S
@@ -32,9 +32,9 @@ class Asking:
     """A loop with one sample begun, and a thread that asks."""
 
     def __init__(self) -> None:
-        self.log, self.stage, self.asked = make_log(), HeldStage(), Asked()
+        self.log, self.stage, self.commits = make_log(), HeldStage(), CommitRequests()
         issue(self.log, "0/0", partition=1)
-        self.loop = make_loop(self.log, self.stage, self.asked)
+        self.loop = make_loop(self.log, self.stage, self.commits)
         turn_until(self.loop, lambda: bool(self.stage.begun))
         self.thread = EngineThread()
 
@@ -45,7 +45,7 @@ class Asking:
     def ask(self, number: int, *, ready: list[bool] | None = None) -> Future[None]:
         """Have a record committed; not made before `ready` has something in it."""
         made = lambda: None if ready == [] else [call(number)]  # noqa: E731
-        return self.thread.submit(self.asked.committed(self.raw, made))
+        return self.thread.submit(self.commits.committed(self.raw, made))
 
     def committed(self) -> list[int]:
         found = read(MemoryBus(self.log, "run"), CALLS.name)
@@ -63,7 +63,9 @@ def call(number: int) -> Outgoing:
     return outgoing(CALLS, call_replayed(start=number), partition=0)
 
 
-def make_loop(log: MemoryLog, stage: HeldStage, asked: Asked, ordinal: int = 0) -> StageLoop:
+def make_loop(
+    log: MemoryLog, stage: HeldStage, commits: CommitRequests, ordinal: int = 0
+) -> StageLoop:
     bus = MemoryBus(log, "run")
     context = Context(
         config=RunConfig(), bus=bus, role="rollout", ordinal=ordinal, instance=f"i{id(stage)}"
@@ -72,7 +74,7 @@ def make_loop(log: MemoryLog, stage: HeldStage, asked: Asked, ordinal: int = 0) 
         *(context, bus, stage, PROMPTS.name),
         reporter=Reporter(context),
         interval_s=0.0,
-        asked=asked,
+        commits=commits,
     )
 
 
@@ -117,7 +119,7 @@ def test_what_cannot_be_made_yet_waits_and_holds_up_nobody(asking: Asking) -> No
 
 def test_who_gives_up_before_it_is_taken_asks_for_nothing(asking: Asking) -> None:
     answer = asking.ask(1, ready=[])
-    turn_until(asking.loop, lambda: bool(asking.asked._kept))
+    turn_until(asking.loop, lambda: bool(asking.commits._kept))
     answer.cancel()
     other = asking.ask(2)
     turn_until(asking.loop, other.done)
@@ -125,11 +127,11 @@ def test_who_gives_up_before_it_is_taken_asks_for_nothing(asking: Asking) -> Non
         answer.result()
     asking.loop.turn()
     assert asking.committed() == [2]
-    assert asking.asked._kept == []
+    assert asking.commits._kept == []
 
 
 def test_a_note_comes_before_what_is_asked_for_later(asking: Asking) -> None:
-    asking.asked.note(asking.raw, call(7))
+    asking.commits.note(asking.raw, call(7))
     answer = asking.ask(8)
     turn_until(asking.loop, answer.done)
     assert asking.committed() == [7, 8]
@@ -139,9 +141,9 @@ def test_a_partition_that_went_away_takes_its_records_with_it(asking: Asking) ->
     """Its new owner samples them anew: what this one asked for is dropped, and nobody answered."""
     asking.log.fail_next_commit("run.rollout.0", Fault.BEFORE)
     answer = asking.ask(1)
-    turn_until(asking.loop, lambda: asking.loop._pending._num_aborts == 1)
+    turn_until(asking.loop, lambda: asking.loop._pending._aborts.num == 1)
     asking.loop._pending._not_before_s = time.monotonic() + 3600
-    other = make_loop(asking.log, HeldStage(), Asked(), ordinal=1)
+    other = make_loop(asking.log, HeldStage(), CommitRequests(), ordinal=1)
 
     def is_gone() -> bool:
         other.turn()
@@ -169,7 +171,7 @@ def test_a_zombie_cannot_commit_for_a_partition_that_is_not_its_own(asking: Aski
 def commit_without_a_poll(asking: Asking) -> None:
     until_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < until_s:
-        asking.loop._pending.announce((), asking.asked.take())
+        asking.loop._pending.announce((), asking.commits.take())
         asking.loop._pending.start()
         asking.loop._pending.settle(0.0)
         time.sleep(0.005)
@@ -182,7 +184,7 @@ def test_a_question_wakes_the_loop_at_once(asking: Asking) -> None:
         waited = []
         for number in range(20):
             begun_s = time.monotonic()
-            await asking.asked.committed(asking.raw, lambda number=number: [call(number)])
+            await asking.commits.committed(asking.raw, lambda number=number: [call(number)])
             waited.append(time.monotonic() - begun_s)
             await asyncio.sleep(0.003)
         return waited
@@ -204,7 +206,7 @@ def test_what_is_asked_for_is_sent_in_the_transaction_of_what_is_finished(asking
         return start(sent, *of)
 
     asking.loop._producer.start = noted
-    while not asking.asked._new.qsize():
+    while not asking.commits._new.qsize():
         time.sleep(0.001)
     turn_until(asking.loop, lambda: answer.done() and bool(outputs(asking.log)))
     assert [CALLS.name, TRAJECTORIES.name] in records
@@ -217,16 +219,16 @@ def test_owners_that_came_forward_with_a_record_did_not_die_of_it_in_vain(asking
         answer = asking.ask(number)
         turn_until(asking.loop, answer.done)
         asking.loop.close()
-        asking.loop = make_loop(asking.log, asking.stage, asking.asked)
+        asking.loop = make_loop(asking.log, asking.stage, asking.commits)
         asking.stage.begun.clear()
         turn_until(asking.loop, lambda: bool(asking.stage.begun))
     assert len(asking.committed()) == 5
     for _ in range(2):  # without a call
         asking.loop.close()
-        asking.loop = make_loop(asking.log, asking.stage, asking.asked)
+        asking.loop = make_loop(asking.log, asking.stage, asking.commits)
         asking.stage.begun.clear()
         turn_until(asking.loop, lambda: bool(asking.stage.begun))
     asking.loop.close()
-    asking.loop = make_loop(asking.log, asking.stage, asking.asked)
+    asking.loop = make_loop(asking.log, asking.stage, asking.commits)
     letters = lambda: read(MemoryBus(asking.log, "run"), DEAD_LETTERS.name)  # noqa: E731
     turn_until(asking.loop, lambda: bool(letters()))

@@ -15,7 +15,7 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, TRAJECTORIES
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.thread import EngineThread
-from rlstreams.workers.loop.asked import Asked
+from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import StageLoop
@@ -33,7 +33,7 @@ class Owner:
     """A member of the group, and the thread on which somebody asks it."""
 
     def __init__(self, bus: Bus, ordinal: int) -> None:
-        self.stage, self.asked, self.thread = HeldStage(), Asked(), EngineThread()
+        self.stage, self.commits, self.thread = HeldStage(), CommitRequests(), EngineThread()
         context = Context(
             config=RunConfig(), bus=bus, role="rollout", ordinal=ordinal, instance=f"i{ordinal}"
         )
@@ -41,7 +41,7 @@ class Owner:
             *(context, bus, self.stage, PROMPTS.name),
             reporter=Reporter(context),
             interval_s=0.0,
-            asked=self.asked,
+            commits=self.commits,
         )
 
     def begin(self) -> None:
@@ -49,7 +49,7 @@ class Owner:
 
     def ask(self, number: int) -> Future[None]:
         made = outgoing(CALLS, call_replayed(start=number), partition=0)
-        asking = self.asked.committed(self.stage.begun[NAME].raw, lambda: [made])
+        asking = self.commits.committed(self.stage.begun[NAME].raw, lambda: [made])
         return self.thread.submit(asking)
 
     def close(self) -> None:
@@ -123,4 +123,4 @@ def test_who_has_lost_the_partition_commits_nothing_and_answers_nobody(
 def _turned(loop: StageLoop) -> bool:
     """Whether it has tried to commit, and learnt what came of it."""
     loop.turn()
-    return loop._pending._num_aborts > 0
+    return loop._pending._aborts.num > 0

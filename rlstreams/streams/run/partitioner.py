@@ -1,4 +1,4 @@
-"""Kafka's murmur2 partitioner: buses choose the same partition for a key, readers find it."""
+"""Kafka's murmur2 partitioner: each bus chooses the same partition for a key; readers find it."""
 
 from __future__ import annotations
 

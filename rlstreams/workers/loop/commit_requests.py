@@ -22,19 +22,19 @@ Make = Callable[[], Sequence[Outgoing] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _Request:
     raw: RawRecord
     make: Make
     is_progress: bool
-    answer: Future[None] = field(default_factory=Future)
+    done: Future[None] = field(default_factory=Future)
 
 
-class Asked:
+class CommitRequests:
     """Requests that the loop has not taken yet."""
 
     def __init__(self) -> None:
-        self._new: SimpleQueue[_Question] = SimpleQueue()
-        self._kept: list[_Question] = []  # whose records cannot be made yet
+        self._new: SimpleQueue[_Request] = SimpleQueue()
+        self._kept: list[_Request] = []  # whose records cannot be made yet
         self._woken = threading.Event()
 
     async def committed(self, raw: RawRecord, make: Make, *, is_progress: bool = True) -> None:
@@ -45,18 +45,17 @@ class Asked:
             make: makes the records, on the role's thread; None: not yet, ask again in a moment.
             is_progress: whether they are work that no other worker does again.
         """
-        question = _Question(raw, make, is_progress)
-        self._new.put(question)
+        request = _Request(raw, make, is_progress)
+        self._new.put(request)
         self._woken.set()
-        await asyncio.wrap_future(question.answer)
+        await asyncio.wrap_future(request.done)
 
     def note(self, raw: RawRecord, *records: Outgoing, is_progress: bool = False) -> None:
         """Have records committed before all later requests, without waiting.
 
-        Without records it notes that work on this input came forward, which no other worker does
-        again.
+        Without records it notes progress on this input: work that no other worker does again.
         """
-        self._new.put(_Question(raw, lambda: records, is_progress))
+        self._new.put(_Request(raw, lambda: records, is_progress))
         self._woken.set()
 
     def wait(self, timeout_s: float) -> None:
@@ -66,23 +65,23 @@ class Asked:
 
     def take(self) -> list[Awaited]:
         """Requests whose records can be made by now, in order."""
-        asked, self._kept = self._kept, []
+        requests, self._kept = self._kept, []
         while not self._new.empty():
-            asked.append(self._new.get())
+            requests.append(self._new.get())
         found = []
-        for question in asked:
-            if question.answer.cancelled():
+        for request in requests:
+            if request.done.cancelled():
                 continue
-            outputs = question.make()
+            outputs = request.make()
             if outputs is None:
-                self._kept.append(question)
-            elif question.answer.set_running_or_notify_cancel():
+                self._kept.append(request)
+            elif request.done.set_running_or_notify_cancel():
                 found.append(
                     Awaited(
-                        raw=question.raw,
+                        raw=request.raw,
                         outputs=tuple(outputs),
-                        committed=partial(question.answer.set_result, None),
-                        is_progress=question.is_progress,
+                        committed=partial(request.done.set_result, None),
+                        is_progress=request.is_progress,
                     )
                 )
         return found
