@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas import DecodeError, decode
-from rlstreams.show.health.stall_watch import StallClock
 from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.record import Outgoing, RawRecord
@@ -24,6 +23,7 @@ from rlstreams.up.supervisor.fleet import FleetPlace
 from rlstreams.up.supervisor.summary import show
 from rlstreams.workers.bootstrap.parts import open_bus
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.stall import StallClock
 from tests.chaos.plan import (
     AGENTS,
     BROKER,

@@ -16,7 +16,7 @@ from rlstreams.schemas import DecodeError, SchemaTexts
 from rlstreams.schemas.binary import NO_TEXTS
 from rlstreams.schemas.events import Event
 from rlstreams.show.health.poison import PoisonWatch
-from rlstreams.show.health.stall_watch import StallClock, expects_step
+from rlstreams.show.health.stall_watch import expects_step
 from rlstreams.streams.log.codec import SteadyClock, decoded
 from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.parts import Assembler, Message
@@ -35,7 +35,7 @@ from rlstreams.streams.views.stalls import StallFacts, diagnose, told
 from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
-from rlstreams.workers.loop.stall import limits_of
+from rlstreams.workers.loop.stall import StallClock, limits_of
 
 # Never those with payloads: prompts, trajectories, scored-trajectories.
 SMALL = (STEPS, POLICY_VERSIONS, POLICY_PULLS, DEAD_LETTERS, WORKER_EVENTS, CONTROL)

@@ -25,7 +25,7 @@ from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.bootstrap.parts import bootstrap_of, client_options
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import RUNNING
-from rlstreams.workers.loop.stall import limits_of
+from rlstreams.workers.loop.stall import StallClock, limits_of
 
 _GROUPS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
 NO_FACTS = StallFacts(now_ms=0, waited_s=0.0)
@@ -83,31 +83,11 @@ def worker_of(transactional_id: str, run: str) -> str:
 
 ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
 AGAIN_S = 5.0  # between two looks at a run that stands
-TICK_S = 1.0  # of a longer pause between two ticks no more counts: we did not look ourselves
 
 
 def mark_of(state: Folds) -> object:
     """A value that changes with every step, claim and published version."""
     return state.ledger.last_step, state.ledger.epoch, frozenset(state.published)
-
-
-class StallClock:
-    """Seconds that count since the last step, claim or published version. Pure."""
-
-    def __init__(self) -> None:
-        self._mark: object = None
-        self._last_s: float | None = None
-        self.waited_s = 0.0
-
-    def tick(self, now_s: float, mark: object, *, counts: bool) -> float:
-        """Return the seconds that count so far; a new `mark` begins at 0."""
-        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
-        self._last_s = now_s
-        if mark != self._mark:
-            self._mark, self.waited_s = mark, 0.0
-        elif counts:
-            self.waited_s += passed_s
-        return self.waited_s
 
 
 class _Question:

@@ -17,7 +17,6 @@ from rlstreams.streams.broker.password import login
 from rlstreams.streams.kafka.reachable import NobodyThereError
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, ConfigError, DeadlineError
-from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topics import POLICY_VERSIONS
 from rlstreams.streams.run.open_run import NoRunError, open_run
@@ -30,7 +29,7 @@ from rlstreams.workers.config.load import from_json, over
 from rlstreams.workers.config.run import BUILTIN, RunConfig
 from rlstreams.workers.loop.agreement import is_user_code, user_code_hashes
 from rlstreams.workers.loop.claims import newest_claim
-from rlstreams.workers.loop.foreign import EventReader
+from rlstreams.workers.loop.foreign import events_now, near_end
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.weights import file
 
@@ -275,13 +274,8 @@ def _refuse_weights_out_of_reach(config: RunConfig, claim: TrainerStarted, bus: 
 
 def _folders(bus: Bus) -> Sequence[str]:
     """Folders of the newest version, as the trainer published it; none: nothing was published."""
-    partition = Partition(POLICY_VERSIONS.name, 0)
-    end = bus.ends(POLICY_VERSIONS.name)[partition]
-    start = max(bus.beginnings(POLICY_VERSIONS.name)[partition], end - _TAIL)
+    start = near_end(bus, POLICY_VERSIONS.name, _TAIL)
     found: Sequence[str] = ()
-    with EventReader(bus, {partition: start}, "join") as reader:
-        for record in reader.up_to({partition: end}, CLAIM_S):
-            if isinstance(record.event, PolicyPublished):
-                at = record.event.endpoints
-                found = [one.address for one in at if one.channel == file.CHANNEL]
+    for event in events_now(bus, start, PolicyPublished, "join", CLAIM_S):
+        found = [one.address for one in event.endpoints if one.channel == file.CHANNEL]
     return found

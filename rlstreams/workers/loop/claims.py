@@ -8,7 +8,7 @@ from rlstreams.schemas.events import TrainerHeartbeat, TrainerStarted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import STEPS
-from rlstreams.workers.loop.foreign import EventReader
+from rlstreams.workers.loop.foreign import EventReader, near_end
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
 TAIL = 64  # offsets: a trainer's last heartbeat is not far from the end
@@ -33,12 +33,12 @@ def claim_at(bus: Bus, offset: int, reader: str) -> TrainerStarted | None:
 
 def newest_claim(bus: Bus, reader: str) -> TrainerStarted | None:
     """The newest claim among the last `TAIL` records, or that they point to; None: neither."""
+    start = near_end(bus, STEPS.name, TAIL)
     end = bus.ends(STEPS.name)[STEPS_PARTITION]
-    start = max(bus.beginnings(STEPS.name)[STEPS_PARTITION], end - TAIL)
     claim: TrainerStarted | None = None
     beat: TrainerHeartbeat | None = None
     until_s = time.monotonic() + CLAIM_S
-    with EventReader(bus, {STEPS_PARTITION: start}, reader) as steps:
+    with EventReader(bus, start, reader) as steps:
         while steps.positions()[STEPS_PARTITION] < end and time.monotonic() < until_s:
             for record in steps.poll(TAIL, 0.2):
                 if isinstance(record.event, TrainerStarted):

@@ -85,7 +85,19 @@ class EventReader(Closing):
         self._reader.close()
 
 
-def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E], name: str) -> Iterator[E]:
+def near_end(bus: Bus, topic: str, num: int) -> dict[Partition, int]:
+    """Return the offset `num` before the end of each partition, or where the partition begins."""
+    beginnings = bus.beginnings(topic)
+    return {at: max(beginnings[at], end - num) for at, end in bus.ends(topic).items()}
+
+
+def events_now(
+    bus: Bus,
+    start: Mapping[Partition, int],
+    kind: type[E],
+    name: str,
+    deadline_s: float = DELIVERY_S,
+) -> Iterator[E]:
     """Yield the committed events of a kind in one topic, from `start` on; see `EventReader`.
 
     Raises:
@@ -93,6 +105,6 @@ def events_now(bus: Bus, start: Mapping[Partition, int], kind: type[E], name: st
     """
     ends = {p: end for p, end in bus.ends(next(iter(start)).topic).items() if end > start[p]}
     with EventReader(bus, start, name) as reader:
-        for record in reader.up_to(ends):
+        for record in reader.up_to(ends, deadline_s):
             if isinstance(record.event, kind):
                 yield record.event

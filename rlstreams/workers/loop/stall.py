@@ -24,7 +24,7 @@ from rlstreams.workers.config.across import judging
 from rlstreams.workers.config.reward import judging_s
 from rlstreams.workers.config.run import RunConfig
 
-TICK_S = 1.0  # a longer pause between two looks is our own: stopped, or the machine slept
+TICK_S = 1.0  # of a longer pause between two ticks no more counts: we stood, or the machine slept
 STACK_LINES = 6
 SETTLE_S = 35.0  # a predecessor's open transaction: its timeout, and the broker's clean-up
 _STUCK = 1  # the status of a failure: start again
@@ -55,6 +55,25 @@ def turn_limit_s(config: RunConfig) -> float:
     return max(deadlines.stall_s, 2 * (deadlines.commit_s + SETTLE_S))
 
 
+class StallClock:
+    """Seconds that count since a mark of progress changed. Pure: times are given."""
+
+    def __init__(self) -> None:
+        self._mark: object = None
+        self._last_s: float | None = None
+        self.waited_s = 0.0
+
+    def tick(self, now_s: float, mark: object, *, counts: bool = True) -> float:
+        """Return the seconds that count so far; a new `mark` begins at 0."""
+        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
+        self._last_s = now_s
+        if mark != self._mark:
+            self._mark, self.waited_s = mark, 0.0
+        elif counts:
+            self.waited_s += passed_s
+        return self.waited_s
+
+
 class StuckWatch:
     """Follows the reported states of one worker. Pure: times are given."""
 
@@ -62,9 +81,7 @@ class StuckWatch:
         self._worker = worker
         self._role = role
         self._limits = limits
-        self._seen: object = None
-        self._last_s: float | None = None
-        self._stood_s = 0.0
+        self._clock = StallClock()
         self._next_news_s = limits.stall_s
 
     def look(
@@ -76,23 +93,21 @@ class StuckWatch:
             StuckError: it is stuck itself.
         """
         seen = (state, tuple(counters.get(name, 0.0) for name in PROGRESS))
-        passed_s = 0.0 if self._last_s is None else min(TICK_S, now_s - self._last_s)
-        self._last_s = now_s
-        if seen != self._seen:
-            self._seen, self._stood_s, self._next_news_s = seen, 0.0, self._limits.stall_s
+        stood_s = self._clock.tick(now_s, seen)
+        if not stood_s:
+            self._next_news_s = self._limits.stall_s
             return None
-        self._stood_s += passed_s
         limit_s = self._limits.own(self._role, state)
         said = " ".join(filter(None, (state, detail)))
-        if limit_s is not None and self._stood_s >= limit_s:
+        if limit_s is not None and stood_s >= limit_s:
             raise StuckError(
-                f"{self._worker} says {said!r} and has done nothing for {self._stood_s:.0f} s, "
+                f"{self._worker} says {said!r} and has done nothing for {stood_s:.0f} s, "
                 f"its limit is {limit_s:g} s: it ends, to be started again"
             )
         stall_s = self._limits.stall_s
-        if stall_s and state == "waiting" and self._stood_s >= self._next_news_s:
+        if stall_s and state == "waiting" and stood_s >= self._next_news_s:
             self._next_news_s += stall_s
-            return f"{self._worker} is {said} for {self._stood_s:.0f} s"
+            return f"{self._worker} is {said} for {stood_s:.0f} s"
         return None
 
 
@@ -130,14 +145,10 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        beats, stood_s, last_s = self._beats, 0.0, time.monotonic()
+        clock = StallClock()
+        clock.tick(time.monotonic(), self._beats)
         while not self._over.wait(min(TICK_S, self._limit_s / 4)):
-            now_s = time.monotonic()
-            stood_s += min(TICK_S, now_s - last_s)
-            last_s = now_s
-            if beats != self._beats:
-                beats, stood_s = self._beats, 0.0
-            elif stood_s >= self._limit_s:
+            if (stood_s := clock.tick(time.monotonic(), self._beats)) >= self._limit_s:
                 self._end(stood_s)
 
     def _end(self, stood_s: float) -> None:

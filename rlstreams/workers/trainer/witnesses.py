@@ -15,7 +15,7 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, SCORED, STEPS
-from rlstreams.workers.loop.foreign import events_now
+from rlstreams.workers.loop.foreign import events_now, near_end
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore
 
 NUM_SCORES = 32  # offsets looked at before the end of each partition
@@ -62,8 +62,7 @@ def check_tail(bus: Bus, ledger: Ledger, run: str, run_folder: Path) -> None:
 
 def _scored(bus: Bus) -> dict[int, str]:
     """Hash by version of the weights that scored the newest samples."""
-    begins, ends = bus.beginnings(SCORED.name), bus.ends(SCORED.name)
-    start = {p: max(begins[p], end - NUM_SCORES) for p, end in ends.items()}
+    start = near_end(bus, SCORED.name, NUM_SCORES)
     return {
         score.policy_version: score.weight_hash
         for event in events_now(bus, start, ScoredTrajectory, "trainer")

@@ -11,7 +11,6 @@ from dataclasses import replace
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.show.health.stall_watch import (
     NO_FACTS,
-    StallClock,
     StallWatch,
     positions,
     worker_of,
@@ -35,6 +34,7 @@ from rlstreams.words.screen import ProcessInfo
 from rlstreams.workers.config.operation import DeadlinesSection
 from rlstreams.workers.config.run import PromptsSection, RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.loop.stall import StallClock
 from tests import factories
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
