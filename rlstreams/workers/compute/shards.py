@@ -25,8 +25,6 @@ from rlstreams.workers.trainer.learn.critic import PREFIX, named_head
 from rlstreams.workers.trainer.learn.trainable import Trainable
 from rlstreams.workers.weights.link.weight_hash import sums_of
 
-_SQUARED_AT_ONCE = 1 << 24  # elements; bounds the float64 copy, as memory is full by then
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
@@ -171,13 +169,10 @@ class ShardedModel(ABC):
         Args:
             squares: gathers one number of every rank, by rank.
         """
-        own = [
-            part.double().square().sum()
-            for path, gradient in gradients.items()
-            if self.rank in self.owners(path)
-            for part in torch.split(gradient.flatten(), _SQUARED_AT_ONCE)
-        ]
-        first, *others = squares(float(torch.stack(own).sum()) if own else 0.0)
+        owned = [gradient for path, gradient in gradients.items() if self.rank in self.owners(path)]
+        norms = torch._foreach_norm(owned) if owned else ()
+        own = float(torch.stack(norms).double().square().sum()) if norms else 0.0
+        first, *others = squares(own)
         return torch.tensor(first + sum(others), dtype=torch.float64).sqrt()
 
     def buffers(self) -> Iterable[Tensor]:

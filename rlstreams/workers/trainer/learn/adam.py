@@ -22,7 +22,6 @@ from rlstreams.workers.model.base import CPU
 MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"  # keys of the optimizer's tensors
 LOW = "low"  # key of the lower halves
 PARAMETER = "parameter"  # key of a parameter in copies
-_HALF = 1 << 15
 Copies = dict[str, dict[str, Tensor]]  # parameter -> key of its state, or `PARAMETER` -> copy
 
 
@@ -37,16 +36,16 @@ def lr_at(step: int, section: OptimizerSection) -> float:
 
 def joined(high: Tensor, low: Tensor) -> Tensor:
     """The float32 numbers of which `high` is the bfloat16 rounding and `low` the int16 rest."""
-    bits = high.view(torch.int16).to(torch.int32) << 16
-    return (bits + low).view(torch.float32)
+    bits = low.to(torch.int32)
+    return bits.add_(high.view(torch.int16), alpha=1 << 16).view(torch.float32)
 
 
 def halves(whole: Tensor) -> tuple[Tensor, Tensor]:
     """Nearest bfloat16 (ties away from zero) and the int16 rest; `joined` gives `whole` again."""
-    bits = whole.view(torch.int32)
-    high = (bits + _HALF) >> 16
-    low = (bits - (high << 16)).to(torch.int16)
-    return high.to(torch.int16).view(torch.bfloat16), low
+    pairs = whole.unsqueeze(-1).view(torch.int16)  # the lower half lies first
+    low = pairs[..., 0].clone()
+    # A rest below 0 is that of a number rounded up.
+    return (pairs[..., 1] - (low >> 15)).view(torch.bfloat16), low
 
 
 class _Slot:
@@ -151,10 +150,9 @@ class Adam:
 
         Non-finite gradients stay as they are: no step is made of them.
         """
-        if math.isfinite(float(norm)):
+        if math.isfinite(float(norm)) and (gradients := list(self.gradients.values())):
             scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-            for gradient in self.gradients.values():
-                gradient.mul_(scale)
+            torch._foreach_mul_(gradients, float(scale))
         return float(norm)
 
     def keep(self, prefix: str) -> None:
