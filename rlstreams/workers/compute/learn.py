@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +37,8 @@ from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, in_m
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult, problem_of
+
+Meanwhile = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,15 +192,18 @@ class Learner(LearnerState):
         batch = self._prepared(batch)
         looked_s = time.monotonic() - started_s
         lr = lr_at(self.step_number + 1, self._section)
-        found, norms, optimizer_s = self._updates(batch, lr)
+
+        @cache
+        def figures() -> dict[str, float]:
+            return rollout_figures(batch) | value_figures(batch) | batch.figures()
+
+        found, norms, optimizer_s = self._updates(batch, lr, figures)
         self.step_number += 1
         totals = found[0] if len(found) == 1 else added(found)
         metrics = (
             totals.means()
-            | rollout_figures(batch)
-            | value_figures(batch)
+            | figures()
             | self.figures()
-            | batch.figures()
             | {"grad_norm": sum(norms) / len(norms), "lr": lr}
         )
         if len(norms) > 1:
@@ -211,8 +216,13 @@ class Learner(LearnerState):
         loss = self._loss_of(totals, len(norms))
         return StepResult(loss=loss, metrics=metrics, seconds=seconds)
 
-    def _updates(self, batch: Batch, lr: float) -> tuple[list[LossTotals], list[float], float]:
+    def _updates(
+        self, batch: Batch, lr: float, meanwhile: Meanwhile
+    ) -> tuple[list[LossTotals], list[float], float]:
         """All updates of the batch, or none; their totals and norms, and the optimizer's seconds.
+
+        Args:
+            meanwhile: what the host is to do while a GPU computes.
 
         Raises:
             NumericsError, OutOfMemoryError: as `step`; weights and moments are as before.
@@ -223,7 +233,7 @@ class Learner(LearnerState):
         found, norms, optimizer_s = [], [], 0.0
         for members in updates:
             try:
-                totals, grad_norm = self._update_by(batch, members)
+                totals, grad_norm = self._update_by(batch, members, meanwhile)
             except (NumericsError, OutOfMemoryError, RuntimeError):  # the last: of another rank
                 if len(updates) > 1:
                     self._kept.go_back()
@@ -241,7 +251,9 @@ class Learner(LearnerState):
             self._kept.let_go()
         return found, norms, optimizer_s
 
-    def _update_by(self, batch: Batch, members: Sequence[int]) -> tuple[LossTotals, float]:
+    def _update_by(
+        self, batch: Batch, members: Sequence[int], meanwhile: Meanwhile
+    ) -> tuple[LossTotals, float]:
         """Compute the gradient of these micro-batches; their loss totals, and the gradient's norm.
 
         Raises:
@@ -249,7 +261,7 @@ class Learner(LearnerState):
         """
         parts = tuple(batch.micro_batches[index] for index in members)
         try:
-            totals, grad_norm = self._gradient(replace(batch, micro_batches=parts))
+            totals, grad_norm = self._gradient(replace(batch, micro_batches=parts), meanwhile)
         except OutOfMemoryError as err:
             raise OutOfMemoryError(members[err.index], err.detail) from None
         if problem := problem_of(self._loss_of(totals), grad_norm):
@@ -276,7 +288,7 @@ class Learner(LearnerState):
         known = dict(every)
         return [known.get(index, NOTHING) for index in range(len(batch.micro_batches))]
 
-    def _gradient(self, batch: Batch) -> tuple[LossTotals, float]:
+    def _gradient(self, batch: Batch, meanwhile: Meanwhile = dict) -> tuple[LossTotals, float]:
         """Compute the batch's clipped gradient; loss totals, and the norm before clipping."""
         self._adam.clear()
         sums, tasks = LossSums(), self._hand(batch)
@@ -284,6 +296,7 @@ class Learner(LearnerState):
             self._shards.expect(is_last=task is tasks[-1])
             self._in_memory(task.index, partial(self._pass, task, sums))
             self.num_micro_batches += 1
+        meanwhile()  # what comes next waits for the GPU
         self._add_up()
         if self.step_number < self._loss.value_warmup_steps:
             self._adam.keep(PREFIX)

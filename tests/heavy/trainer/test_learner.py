@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlstreams.workers.compute import learn
 from rlstreams.workers.compute.learn import Learner
+from rlstreams.workers.compute.shards import Whole
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.model.model import configure_torch
@@ -153,3 +155,15 @@ def test_each_micro_batch_takes_its_turn_on_a_shared_gpu():
     assert alone.step(batch).loss == sharing.step(batch).loss
     assert weight_hash(alone.weights()) == weight_hash(sharing.weights())
     assert len(turns) == len(batch.micro_batches) == len(set(turns)) > 1
+
+
+def test_the_host_has_done_its_figures_before_it_waits(monkeypatch):
+    """The gradient's norm is the first number that it reads back from a GPU."""
+    done = []
+    figures, norm = learn.rollout_figures, Whole.norm
+    monkeypatch.setattr(
+        learn, "rollout_figures", lambda batch: done.append("figures") or figures(batch)
+    )
+    monkeypatch.setattr(Whole, "norm", lambda *given: done.append("norm") or norm(*given))
+    learner().step(made())
+    assert done == ["figures", "norm"]
