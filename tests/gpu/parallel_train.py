@@ -6,6 +6,9 @@ A Qwen3 of a published shape with random weights, saved in `--folder` if it is n
 downloaded. The trainer is the real one, rank 0 in this process. `--runs 2` does all steps twice,
 in ranks started anew, and says whether the bits are equal. `--exhaust` then fills the last GPU from
 outside, so that one rank alone runs out of memory in a step, frees it, and does that step again.
+`--profile` takes one more step apart, by rank 0's kernels (`kernel_times.py`). `--regather` cuts
+weights again after each layer, `--sum-each-pass` sums gradients in every pass, as where memory is
+short: each shows what the other way saves.
 `--device cpu` is for trying the script. Compare `loss` and `grad_norm` of files of other `--ranks`.
 """
 
@@ -27,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlstreams.workers.compute.mesh import Mesh
 from rlstreams.workers.compute.team import Team, team_of
 from rlstreams.workers.config.trainer import (
     LayoutSection,
@@ -40,6 +44,7 @@ from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import size_bytes, weight_hash
+from tests.gpu.kernel_times import traced
 from tests.gpu.qwen3 import SHAPES, batch_of, model_of
 
 SMALL_LENGTH = 256  # of the step before memory is made scarce
@@ -108,6 +113,42 @@ def uncompiled() -> Iterator[None]:
         torch.compile = compiler
 
 
+@contextmanager
+def short_of_memory(args: argparse.Namespace) -> Iterator[None]:
+    """A start in which rank 0 has no room to hold whole what is to be exchanged in each pass: then
+    no rank holds it."""
+    from rlstreams.workers.compute import fsdp2
+
+    before = fsdp2.WEIGHTS_SHARE, fsdp2.GRADIENTS_SHARE
+    if args.regather:
+        fsdp2.WEIGHTS_SHARE = 0.0
+    if args.sum_each_pass:
+        fsdp2.GRADIENTS_SHARE = 0.0
+    try:
+        yield
+    finally:
+        fsdp2.WEIGHTS_SHARE, fsdp2.GRADIENTS_SHARE = before
+
+
+@contextmanager
+def heard() -> Iterator[list[float]]:
+    """Seconds of each time that rank 0 gathers values of the host from all ranks: it waits there
+    for the slower one."""
+    seconds, own = [], Mesh.gathered
+
+    def gathered(mesh: Mesh, value: Any) -> Any:
+        started_s = time.monotonic()
+        found = own(mesh, value)
+        seconds.append(round(time.monotonic() - started_s, 5))
+        return found
+
+    Mesh.gathered = gathered  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        Mesh.gathered = own  # type: ignore[method-assign]
+
+
 def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str, Any]) -> Training:
     """The real one."""
     section = TrainerSection(
@@ -121,7 +162,7 @@ def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str,
         lora=LoraSection(rank=args.lora),
     )
     team = team_of(gpus) or (Team(()) if args.cut else None)
-    with uncompiled() if args.eager else nullcontext():
+    with uncompiled() if args.eager else nullcontext(), short_of_memory(args):
         training, told["started_s"] = timed(
             args.device,
             lambda: Training(
@@ -130,23 +171,43 @@ def training_of(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str,
         )
     told["why_padded"], told["why_eager"] = training.learner.why_padded, training.why_eager
     told["model_hash"] = training.model_hash
+    told["backend"] = training.numerics.backend
     told["used_gb_at_start"] = used_gb(args.device)
     return training
 
 
-def step_of(args: argparse.Namespace, training: Training, number: int, length: int) -> Any:
+def step_of(
+    args: argparse.Namespace,
+    training: Training,
+    number: int,
+    length: int,
+    *,
+    is_traced: bool = False,
+) -> Any:
     """What one step says."""
     if args.device != "cpu":
         torch.cuda.reset_peak_memory_stats()
     rows = batch(args, number, length, in_bins=not training.learner.why_padded)
-    result, seconds = timed(args.device, lambda: training.learner.step(rows))
+    kernels: dict[str, Any] = {}
+    with heard() as heard_s:
+        if is_traced:
+            (result, kernels), seconds = timed(
+                args.device, lambda: traced(lambda: training.learner.step(rows))
+            )
+        else:
+            result, seconds = timed(args.device, lambda: training.learner.step(rows))
     told = {
         "seconds": seconds,
+        "stages": {name: round(own, 4) for name, own in result.seconds.items()},
+        "commanded_s": round(seconds - sum(result.seconds.values()), 4),
+        "heard_s": heard_s,
         "tokens_per_s": round(args.sequences * length / seconds, 1),
         "loss": result.loss,
         "grad_norm": result.metrics["grad_norm"],
         "used_gb": used_gb(args.device),
     }
+    if is_traced:
+        told["kernels"] = kernels
     if args.device != "cpu":
         told["rank_0_peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
     return told
@@ -157,6 +218,12 @@ def one_run(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str, Any
     with closing(training_of(args, gpus, told)) as training:
         for number in range(args.steps):
             told[f"step_{number}"] = step_of(args, training, number, args.length)
+        later = [told[f"step_{number}"]["seconds"] for number in range(1, args.steps)]
+        if later:  # the first one compiles
+            told["median_s"] = float(np.median(later))
+            told["tokens_per_s"] = round(args.sequences * args.length / told["median_s"])
+        if args.profile:
+            told["traced"] = step_of(args, training, args.steps, args.length, is_traced=True)
         weights = training.learner.weights()
         told["weights_gb"] = round(size_bytes(weights) / 1e9, 3)
         _, told["gathered_s"] = timed(args.device, lambda: [None for _ in weights.values()])
@@ -256,6 +323,9 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="layers are not compiled")
     parser.add_argument("--redo", choices=("exact", "tolerate"), default="tolerate",
                         help="tolerate: fused attention kernels")  # fmt: skip
+    parser.add_argument("--profile", action="store_true", help="take one more step apart")
+    parser.add_argument("--regather", action="store_true", help="weights are gathered by layer")
+    parser.add_argument("--sum-each-pass", action="store_true", help="gradients too, in each pass")
     parser.add_argument("--lora", type=int, default=0, help="rank; 0: all weights learn")
     parser.add_argument("--runs", type=int, default=1, help="2: also whether bits are equal")
     parser.add_argument("--exhaust", action="store_true", help="needs GPUs, and 2 ranks or more")

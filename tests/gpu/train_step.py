@@ -42,6 +42,7 @@ from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.model.prefixes import Prefixes, Tokens
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.weights.layout import weight_hash
+from tests.gpu.kernel_times import traced
 from tests.gpu.qwen3 import SHAPES, batch_of, grouped, model_of, on_policy
 
 PEAK = 989e12  # H100 and H200, bf16
@@ -131,7 +132,7 @@ def ours(args: argparse.Namespace, case: str, lengths: list[int], told: dict[str
     }
     told |= figures(args, lengths, float(np.median(step_s)), float(np.median(hash_s)))
     if args.profile:
-        told["profile"] = profiled(lambda: learner.step(batch))
+        _, told["profile"] = traced(lambda: learner.step(batch))
 
 
 def figures(
@@ -153,15 +154,6 @@ def figures(
         "mfu": round(flops / step_s / PEAK, 4),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1) if args.device != "cpu" else 0,
     }
-
-
-def profiled(work: Callable[[], Any]) -> list[str]:
-    """The kernels that take longest: milliseconds, calls, name."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        work()
-        synchronized()
-    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
-    return [f"{r.self_device_time_total / 1e3:9.1f} {r.count:6d} {r.key[:90]}" for r in rows[:30]]
 
 
 def plain(args: argparse.Namespace, lengths: list[int], told: dict[str, Any]) -> None:
@@ -254,9 +246,10 @@ def main() -> None:
                 found["error"] = f"{type(err).__name__}: {err}"[:1000]
                 if os.environ.get("RAISE"):
                     raise
-            profile = found.get("profile", [])
+            profile = found.get("profile", {})
             shown = {key: value for key, value in found.items() if key != "profile"}
-            sys.stdout.write("\n  ".join([f"{kind} {case} {json.dumps(shown)}", *profile]) + "\n")
+            lines = [*profile.get("gaps", ()), *profile.get("kernels", ())]
+            sys.stdout.write("\n  ".join([f"{kind} {case} {json.dumps(shown)}", *lines]) + "\n")
             sys.stdout.flush()
             if args.out:
                 args.out.write_text(json.dumps(told, indent=1), encoding="utf-8")
