@@ -34,16 +34,16 @@ WEIGHTS_SHARE = GRADIENTS_SHARE = 1 / 6
 _SUM_BYTES = 4  # float32
 
 
-class Held(NamedTuple):
-    """What a rank holds whole from pass to pass of one update."""
+class HeldWhole(NamedTuple):
+    """Tensors that a rank holds whole from pass to pass of one update."""
 
     weights: bool = False
     gradients: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, mesh: Mesh) -> Held:
-        """What all ranks have room for. The devices' size decides, not what is free of it: a redo
-        must sum in the same order."""
+    def of(cls, model: nn.Module, mesh: Mesh) -> HeldWhole:
+        """As much as all ranks have room for, by the sizes of their devices. What is free of them
+        does not count: a redo must sum in the same order."""
         every = list(model.parameters())
         weights = sum(p.numel() * p.element_size() for p in every)
         sums = sum(p.numel() * _SUM_BYTES for p in every if p.requires_grad)
@@ -52,7 +52,7 @@ class Held(NamedTuple):
         return cls(*map(all, zip(*mesh.gathered(own), strict=True)))
 
 
-NOTHING_HELD = Held()
+NOTHING_HELD = HeldWhole()
 
 
 class _Root(nn.Module):
@@ -83,7 +83,7 @@ class Shards(ShardedModel):
         mesh: DeviceMesh,
         field: str = "trainer.ranks",
         cp: int = 1,
-        held: Held = NOTHING_HELD,
+        held: HeldWhole = NOTHING_HELD,
     ) -> None:
         """
         Args:

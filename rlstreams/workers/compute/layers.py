@@ -73,13 +73,13 @@ def _alone(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedMod
 
 def _shared(spec: ModelSpec, mesh: Mesh, scorer: TokenScorer) -> tuple[ShardedModel, Reasons]:
     # torch.distributed's tensors and FSDP2: five seconds, which one rank need not wait for.
-    from rlstreams.workers.compute.fsdp2 import NOTHING_HELD, Held, Shards
+    from rlstreams.workers.compute.fsdp2 import NOTHING_HELD, HeldWhole, Shards
     from rlstreams.workers.model.context import SlicedScores, apart, check_slices
 
     assert mesh.devices is not None, "ranks have met before"
     cp, tokens, learns = spec.layout.cp, spec.bin_tokens, spec.learns
     sliced = SlicedScores(scorer, cp, spec.asked_by) if cp > 1 else None
-    held = Held.of(scorer.model, mesh) if learns else NOTHING_HELD
+    held = HeldWhole.of(scorer.model, mesh) if learns else NOTHING_HELD
     shards = Shards(sliced or scorer, mesh.devices, f"{spec.asked_by}.ranks", cp=cp, held=held)
     root = shards.root
     if sliced is None:
