@@ -228,6 +228,8 @@ def one_run(args: argparse.Namespace, gpus: tuple[str, ...], told: dict[str, Any
         told["weights_gb"] = round(size_bytes(weights) / 1e9, 3)
         _, told["gathered_s"] = timed(args.device, lambda: [None for _ in weights.values()])
         told["weight_hash"], told["hashed_s"] = timed(args.device, lambda: weight_hash(weights))
+        if args.profile:
+            _, told["hash_traced"] = traced(lambda: weight_hash(weights))
 
 
 def exhausted(args: argparse.Namespace, gpus: tuple[str, ...]) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def ours(args: argparse.Namespace, case: str, lengths: list[int], told: dict[str
     told |= figures(args, lengths, float(np.median(step_s)), float(np.median(hash_s)))
     if args.profile:
         _, told["profile"] = traced(lambda: learner.step(batch))
+        _, told["hash_profile"] = traced(lambda: weight_hash(learner.weights()))
 
 
 def figures(
@@ -247,7 +248,7 @@ def main() -> None:
                 if os.environ.get("RAISE"):
                     raise
             profile = found.get("profile", {})
-            shown = {key: value for key, value in found.items() if key != "profile"}
+            shown = {key: value for key, value in found.items() if "profile" not in key}
             lines = [*profile.get("gaps", ()), *profile.get("kernels", ())]
             sys.stdout.write("\n  ".join([f"{kind} {case} {json.dumps(shown)}", *lines]) + "\n")
             sys.stdout.flush()

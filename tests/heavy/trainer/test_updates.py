@@ -132,9 +132,9 @@ def test_a_later_update_that_fails_leaves_nothing(error: type[Exception]) -> Non
 
         num_calls = 0
 
-        def _gradient(self, batch: Batch) -> Any:
+        def _gradient(self, batch: Batch, meanwhile: Any = dict) -> Any:
             self.num_calls += 1
-            totals, norm = super()._gradient(batch)
+            totals, norm = super()._gradient(batch, meanwhile)
             if self.num_calls == 2 and error is OutOfMemoryError:
                 raise OutOfMemoryError(0, "told so")
             return totals, float("nan") if self.num_calls == 2 else norm
