@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._autograd import DeviceType
 
 GAPS = 8  # longest ones that are told
 KERNELS = 12  # the same
@@ -92,7 +93,8 @@ def taken_apart(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 def _gaps(kernels: Sequence[Kernel], first: float) -> list[str]:
     """The longest times in which nothing runs: milliseconds, when, and between which kernels."""
-    found, before = [], None
+    found: list[tuple[float, Kernel, Kernel]] = []
+    before: Kernel | None = None
     for kernel in sorted(kernels):
         if before is not None and kernel.start > before.end:
             found.append((kernel.start - before.end, before, kernel))
@@ -123,11 +125,10 @@ def traced(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
     with torch.profiler.profile(activities=[activity]) as profile:
         result = work()
         torch.cuda.synchronize()
-    kind = torch.autograd.DeviceType.CUDA
     kernels = [
         Kernel(event.time_range.start, event.time_range.end, event.name)
         for event in profile.events()
-        if event.device_type == kind and not _is_note(event)
+        if event.device_type == DeviceType.CUDA and not _is_note(event)
     ]
     return result, taken_apart(kernels) if kernels else {}
 

@@ -195,8 +195,8 @@ class Learner(LearnerState):
 
         @cache
         def figures() -> dict[str, float]:
-            own: dict[str, float] = batch.figures()
-            return rollout_figures(batch) | value_figures(batch) | own
+            own: dict[str, float] = rollout_figures(batch) | value_figures(batch) | batch.figures()
+            return own
 
         found, norms, optimizer_s = self._updates(batch, lr, figures)
         self.step_number += 1
