@@ -74,7 +74,7 @@ class Sampler:
     clock: SampleClock = field(default_factory=SampleClock)
 
     @property
-    def asked(self) -> None:
+    def commits(self) -> None:
         """None: a sample is committed when it is over, and no request waits for that."""
         return
 
