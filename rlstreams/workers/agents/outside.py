@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlstreams.streams.log.group_ids import group_of
+from rlstreams.streams.log.text import counted
 from rlstreams.workers.agents.agent import Ending, SamplePlace, Start, fell_silent
 from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
@@ -92,7 +93,7 @@ class OutsideAgent:
         """Places that wait, in words; "": none does. May be asked from any thread."""
         if not (num := self.num_waiting):
             return ""
-        places = f"{num} place{'s' if num > 1 else ''}"
+        places = counted(num, "place")
         return (
             f"for clients of agent {self.name!r}: {places} free; clients read in {self.file} "
             "where to ask"

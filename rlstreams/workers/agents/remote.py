@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlstreams.streams.log.text import counted
 from rlstreams.workers.agents.agent import Ending, LostAgentError, SamplePlace, Start, fell_silent
 from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
 from rlstreams.workers.config.agents import AgentSection
@@ -65,7 +66,7 @@ class RemoteAgent:
         if not waiting:
             return ""
         waits_s = time.monotonic() - min(one.since_s for one in waiting)
-        sessions = f"{len(waiting)} session{'s' if len(waiting) > 1 else ''}"
+        sessions = counted(len(waiting), "session")
         return (
             f"for a runner of agent {self.name!r}: {sessions}, the oldest for {waits_s:.0f} s; "
             f"runners read in {self.file} where to ask"

@@ -12,8 +12,8 @@ from rlstreams.workers.trainer.training.checkpoint import (
     PIECE_BYTES,
     CheckpointStore,
     Manifest,
-    file_hash,
     objection,
+    piecewise_sha256,
 )
 from tests.branch_events import run_branched
 from tests.factories import trainer_started
@@ -80,7 +80,7 @@ def test_each_piece_of_a_file_counts_by_its_own_digest(size, tmp_path):
     (tmp_path / "file").write_bytes(content)
     pieces = [content[start : start + PIECE_BYTES] for start in range(0, size, PIECE_BYTES)]
     expected = hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in pieces))
-    assert file_hash(tmp_path / "file") == expected.hexdigest()
+    assert piecewise_sha256(tmp_path / "file") == expected.hexdigest()
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"run": 1, "surprise": 2}'])

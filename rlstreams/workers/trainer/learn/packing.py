@@ -159,7 +159,7 @@ class Batch:
 
 
 def pack(
-    samples: Sequence[ScoredTrajectory],
+    rows: Sequence[ScoredTrajectory],
     advantages: Float32s,
     masked: Sequence[MaskedSegment],
     *,
@@ -173,10 +173,10 @@ def pack(
     left_out: Collection[SampleId] = (),
     prefixes: Prefixes | None = None,
 ) -> Batch:
-    """The batch of a plan. Deterministic; samples have passed `validate`.
+    """The batch of a plan. Deterministic; its samples have passed `validate`.
 
     Args:
-        samples: rows of samples (`scored_rows`) in batch order, as `advantages`.
+        rows: of the samples (`scored_rows`) in batch order, as `advantages`.
         masked: segments that stay out of the loss.
         token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
         cut: the exact cut (for a redo), whatever the budget.
@@ -187,26 +187,26 @@ def pack(
     Raises:
         ValueError: lengths or a cut that do not fit, a masked segment of no sample, no token left.
     """
-    if len(advantages) != len(samples):
-        raise ValueError(f"{len(advantages)} advantages for {len(samples)} samples")
-    planned = _trained_segments(samples, masked)
-    kept = _kept(samples, planned, left_out)
-    counted, tokens = (_policy_tokens(samples, own) for own in (planned, kept))
+    if len(advantages) != len(rows):
+        raise ValueError(f"{len(advantages)} advantages for {len(rows)} samples")
+    planned = _trained_segments(rows, masked)
+    kept = _kept(rows, planned, left_out)
+    counted, tokens = (_policy_tokens(rows, own) for own in (planned, kept))
     if not any(tokens):
-        raise ValueError(f"batch of {len(samples)} samples has no token to learn from")
-    names, lengths = _names(samples), [num_tokens(s.trajectory) for s in samples]
+        raise ValueError(f"batch of {len(rows)} samples has no token to learn from")
+    names, lengths = _names(rows), [num_tokens(s.trajectory) for s in rows]
     group_ids = [group_id for group_id, _ in names]
     cut = cut or planned_cut(
         lengths, group_ids, token_budget, minibatches, in_bins=in_bins, prefixes=prefixes
     )
-    cut.check(len(samples))
-    of_sample, shares = minibatch_of(group_ids, minibatches), _shares(names, counted)
-    sums = _sums(of_sample, names, counted, tokens)
+    cut.check(len(rows))
+    of_row, shares = minibatch_of(group_ids, minibatches), _shares(names, counted)
+    sums = _sums(of_row, names, counted, tokens)
 
     def part(members: Sequence[int], row: tuple[int, Sequence[Taken] | None]) -> MicroBatch:
         return _micro_batch(
-            [samples[index] for index in members], advantages[list(members)],
-            [kept[index] for index in members], sums[of_sample[members[0]]],
+            [rows[index] for index in members], advantages[list(members)],
+            [kept[index] for index in members], sums[of_row[members[0]]],
             None if shares is None else shares[list(members)], policy_version, replay_routes, *row,
         )  # fmt: skip
 
@@ -214,15 +214,15 @@ def pack(
         micro_batches=tuple(map(part, cut.members, rows_of(cut, prefixes))),
         cut=cut,
         num_loss_tokens=sum(tokens),
-        minibatches=tuple(of_sample[own[0]] for own in cut.members) if minibatches > 1 else (),
+        minibatches=tuple(of_row[own[0]] for own in cut.members) if minibatches > 1 else (),
         epochs=epochs,
-        **_token_counts(samples, kept, policy_version),
+        **_token_counts(rows, kept, policy_version),
     )
 
 
-def _names(samples: Sequence[ScoredTrajectory]) -> list[SampleId]:
+def _names(rows: Sequence[ScoredTrajectory]) -> list[SampleId]:
     """Group and number of the sample of each row."""
-    return [SampleId.of(s.trajectory) for s in samples]
+    return [SampleId.of(s.trajectory) for s in rows]
 
 
 def _shares(names: Sequence[SampleId], counted: Sequence[int]) -> npt.NDArray[np.float64] | None:
@@ -245,29 +245,29 @@ class _Sums(NamedTuple):
 
 
 def _sums(
-    of_sample: Sequence[int],
+    of_row: Sequence[int],
     names: Sequence[SampleId],
     counted: Sequence[int],
     learnt: Sequence[int],
 ) -> dict[int, _Sums]:
     """The sums of each mini-batch; its tokens and learnt samples are 0 if nothing of it is kept."""
     tokens, own = Counter[int](), defaultdict[int, Counter[SampleId]](Counter)
-    for number, name, num in zip(of_sample, names, counted, strict=True):
+    for number, name, num in zip(of_row, names, counted, strict=True):
         tokens[number] += num
         own[number][name] += num
     found = {n: _Sums(tokens[n], sum(map(bool, by.values())), len(by)) for n, by in own.items()}
-    alive = {number for number, num in zip(of_sample, learnt, strict=True) if num}
+    alive = {number for number, num in zip(of_row, learnt, strict=True) if num}
     return {n: own if n in alive else _Sums(0, 0, own.num_samples) for n, own in found.items()}
 
 
 def _trained_segments(
-    samples: Sequence[ScoredTrajectory], masked: Sequence[MaskedSegment]
+    rows: Sequence[ScoredTrajectory], masked: Sequence[MaskedSegment]
 ) -> list[frozenset[int]]:
-    """Per sample the indices of the policy segments that are in the loss."""
+    """Per row the indices of the policy segments that are in the loss."""
     out = {(m.group_id, m.sample, m.segment) for m in masked}
     policy = {
         (s.trajectory.group_id, s.trajectory.sample, score.segment)
-        for s in samples
+        for s in rows
         for score in s.scores
     }
     if out - policy:
@@ -278,12 +278,12 @@ def _trained_segments(
             for score in s.scores
             if (s.trajectory.group_id, s.trajectory.sample, score.segment) not in out
         )
-        for s in samples
+        for s in rows
     ]
 
 
 def _kept(
-    samples: Sequence[ScoredTrajectory],
+    rows: Sequence[ScoredTrajectory],
     planned: Sequence[frozenset[int]],
     left_out: Collection[SampleId],
 ) -> list[frozenset[int]]:
@@ -292,22 +292,20 @@ def _kept(
     Divisors still count those, so the others' share of the gradient stays the same. A mini-batch of
     left-out samples alone is no optimizer step.
     """
-    pairs = zip(_names(samples), planned, strict=True)
+    pairs = zip(_names(rows), planned, strict=True)
     return [frozenset() if name in left_out else own for name, own in pairs]
 
 
-def _policy_tokens(
-    samples: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]]
-) -> list[int]:
-    """Number of tokens of these segments, by sample."""
+def _policy_tokens(rows: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]]) -> list[int]:
+    """Number of tokens of these segments, by row."""
     return [
         sum(len(scored.trajectory.segments[index].token_ids) for index in own)
-        for scored, own in zip(samples, kept, strict=True)
+        for scored, own in zip(rows, kept, strict=True)
     ]
 
 
 def _micro_batch(
-    samples: Sequence[ScoredTrajectory],
+    rows: Sequence[ScoredTrajectory],
     advantages_B: Float32s,
     kept: Sequence[frozenset[int]],
     of_batch: _Sums,
@@ -317,8 +315,8 @@ def _micro_batch(
     bin_tokens: int,
     taken: Sequence[Taken] | None,
 ) -> MicroBatch:
-    shape = (len(samples), max(num_tokens(s.trajectory) for s in samples))
-    routes = padded_routes([recorded_routes(s) for s in samples] if replay_routes else [], shape[1])
+    shape = (len(rows), max(num_tokens(s.trajectory) for s in rows))
+    routes = padded_routes([recorded_routes(s) for s in rows] if replay_routes else [], shape[1])
     batch = MicroBatch(
         token_ids_BT=np.zeros(shape, np.int64),
         real_BT=np.zeros(shape, np.bool_),
@@ -341,7 +339,7 @@ def _micro_batch(
         is_routed_BT=None if routes is None else routes[1],
         ages_BT=np.zeros(shape, np.float32),
     )
-    for row, (scored, segments) in enumerate(zip(samples, kept, strict=True)):
+    for row, (scored, segments) in enumerate(zip(rows, kept, strict=True)):
         _fill_row(batch, row, scored, segments, policy_version)
     return batch
 
@@ -379,12 +377,12 @@ def _fill_row(
 
 
 def _token_counts(
-    samples: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]], policy_version: int
+    rows: Sequence[ScoredTrajectory], kept: Sequence[frozenset[int]], policy_version: int
 ) -> dict[str, Any]:
     """Trained tokens by staleness and by anchor."""
     staleness: Counter[int] = Counter()
     anchors: Counter[str] = Counter()
-    for scored, segments in zip(samples, kept, strict=True):
+    for scored, segments in zip(rows, kept, strict=True):
         for score in scored.scores:
             segment = scored.trajectory.segments[score.segment]
             if score.segment in segments and is_sampled(segment):

@@ -52,7 +52,7 @@ class Manifest:
     weight_hash: str
     rng: str = ""  # hexadecimal
     versions: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)  # name -> `file_hash`
+    files: dict[str, str] = field(default_factory=dict)  # name -> `piecewise_sha256`
 
     @property
     def name(self) -> str:
@@ -95,7 +95,8 @@ class CheckpointStore:
             for name, tensors in ((MODEL_FILE, weights), (OPTIMIZER_FILE, optimizer)):
                 plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
                 save_file(plain, temporary / name)
-            hashes = {name: file_hash(temporary / name) for name in (MODEL_FILE, OPTIMIZER_FILE)}
+            files = (MODEL_FILE, OPTIMIZER_FILE)
+            hashes = {name: piecewise_sha256(temporary / name) for name in files}
             whole = Manifest(**(asdict(manifest) | {"files": hashes}))
             text = json.dumps(asdict(whole), indent=2, sort_keys=True)
             (temporary / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
@@ -191,7 +192,7 @@ class CheckpointStore:
         for name in (MODEL_FILE, OPTIMIZER_FILE):
             expected = manifest.files.get(name, "")
             try:
-                actual = file_hash(self._folder / manifest.name / name)
+                actual = piecewise_sha256(self._folder / manifest.name / name)
             except OSError as err:
                 raise CheckpointError(f"cannot read {name}: {err}") from err
             if actual != expected:
@@ -270,7 +271,7 @@ def _epoch_and_step(name: str) -> tuple[int, int]:
     return int(epoch), int(step)
 
 
-def file_hash(path: Path) -> str:
+def piecewise_sha256(path: Path) -> str:
     """SHA-256 over the SHA-256 of each 4 MiB of a file, 64 hexadecimal digits, on several cores: a
     checkpoint may have tens of gigabytes, and a drain waits while it is written.
 
