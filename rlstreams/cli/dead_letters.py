@@ -7,6 +7,8 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+import click
+
 from rlstreams.cli.named import configuration, opened_run
 from rlstreams.cli.options import RUN, CommandGroup, Takes, argument, command, option
 from rlstreams.streams.log.errors import ConfigError
@@ -59,6 +61,16 @@ def run_list(args: Namespace) -> int:
     return 0
 
 
+def _letter(_: click.Context, __: click.Parameter, word: str) -> str:
+    """Refuse what is none, before a run is looked for: it may be the run."""
+    if not _LETTER.fullmatch(word):
+        raise ConfigError(
+            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
+            f"trajectories-0@41, got {word}; `rlstreams dead-letters list` has them"
+        )
+    return word
+
+
 @command(
     "show",
     "rlstreams dead-letters show 17/3 runs/demo",
@@ -66,17 +78,16 @@ def run_list(args: Namespace) -> int:
     of=DEAD_LETTERS,
     takes=RUN,
 )
-@argument("LETTER", "by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET")
+@argument(
+    "LETTER",
+    "by its sample or its record's offset: GROUP/SAMPLE or TOPIC-PARTITION@OFFSET",
+    callback=_letter,
+)
 def run_show(args: Namespace) -> int:
     """show one dead letter in full, its record decoded if possible"""
     from rlstreams.debug.letters.text import whole
     from rlstreams.debug.letters.view import read_letters
 
-    if not _LETTER.fullmatch(args.letter):
-        raise ConfigError(
-            "show takes one GROUP/SAMPLE or TOPIC-PARTITION@OFFSET, like 17/3 or "
-            f"trajectories-0@41, got {args.letter}; `rlstreams dead-letters list` has them"
-        )
     name = args.letter.replace("[", "-").replace("]", "")
 
     def is_wanted(event: DeadLetter) -> bool:

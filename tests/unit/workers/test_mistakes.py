@@ -70,6 +70,15 @@ def test_a_mistake_is_answered_with_what_to_do(
     assert {"run.toml", "model"} == {path.name for path in tmp_path.iterdir()}
 
 
+def test_a_run_in_the_place_of_a_dead_letter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no `run.toml`, which the words would then be looked for in."""
+    monkeypatch.chdir(tmp_path)
+    assert 78 == main(["dead-letters", "show", "runs/x"])
+    assert "got runs/x; `rlstreams dead-letters list` has them" in capsys.readouterr().err
+
+
 def test_no_recording_is_no_dead_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
