@@ -11,6 +11,7 @@ import pytest
 
 from rlstreams.debug.evidence.opinion import KINDS, DisagreementPlace, Judged, Opinion
 from rlstreams.debug.evidence.opinion_text import lines
+from rlstreams.streams.log.group_ids import SampleId
 
 STEPS, GROUPS, SIZE = 6, 8, 8
 Told = Callable[[int, int, int], float]  # a reward, by step, group and sample
@@ -25,7 +26,7 @@ def opinion(was: Told, said: Told = right, *, errors: float = 0.0, seed: int = 0
     draw = np.random.default_rng(seed)
     judged = [
         Judged(
-            name=(str(step * GROUPS + group), sample),
+            name=SampleId(str(step * GROUPS + group), sample),
             step=step,
             was=was(step, group, sample),
             said=abs(said(step, group, sample) - (draw.random() < errors)),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlstreams.debug.evidence.tokens import Distance, others
+from rlstreams.streams.log.group_ids import SampleId
 
 NOISES = {
     "float32": lambda draw, num: 1e-6 * np.abs(draw.normal(size=num)),
@@ -16,7 +17,7 @@ NOISES = {
 
 
 def distance(number: int, apart_N: np.ndarray) -> Distance:
-    return Distance.of((str(number // 8), number % 8), 1, apart_N)
+    return Distance.of(SampleId(str(number // 8), number % 8), 1, apart_N)
 
 
 def noise(kind: str, samples: int, seed: int) -> list[Distance]:
