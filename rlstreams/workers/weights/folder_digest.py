@@ -81,6 +81,6 @@ def _sample(tensor: _Tensor, dtype: str) -> bytes:
     return (_rounded(bits) if dtype == "bfloat16" else bits).tobytes()
 
 
-def _rounded(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """float32 numbers rounded to bfloat16, to nearest, ties to even; both as bits."""
+def _rounded(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """float32 numbers rounded to bfloat16, to nearest, ties to even; both as bits in uint32."""
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16

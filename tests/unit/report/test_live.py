@@ -192,7 +192,9 @@ def test_rewards_without_a_signal_are_said_once() -> None:
     assert [] == said(2)
     (told,) = said(3)
     assert "in the last 3 steps every answer was rewarded with 0" in told
+    assert "rollout.max_new_tokens), or are the rows too hard? read some: rlstreams ins" in told
     assert "rlstreams inspect --step 3 RUN" in told
+    assert "too hard" not in nothing_to_learn([replace(step, reward=1.0) for step in steps])
     assert [] == said(5)
     apart = [
         replace(steps[0], reward=n / 2, metrics={**flat, "reward_std": 0.5}) for n in (0, 1, 2)
