@@ -83,4 +83,5 @@ def _sample(tensor: _Tensor, dtype: str) -> bytes:
 
 def _rounded(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """float32 numbers rounded to bfloat16, to nearest, ties to even; both as bits in uint32."""
-    return bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    rounded: npt.NDArray[Any] = bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    return rounded
