@@ -33,7 +33,7 @@ class _Tensor(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What counts beside the name: the shape, and a type that is not widened."""
+        """The shape, and the type of one that is not widened."""
         return str(self.shape) if self.dtype in _WIDENED else f"{self.dtype} {self.shape}"
 
 
