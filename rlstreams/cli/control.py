@@ -6,6 +6,7 @@ import re
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import configuration, opened_run
@@ -38,11 +39,33 @@ def _command(action: str, about: str) -> None:
         return control(action, args)
 
 
+def _live(config: RunConfig) -> RunConfig:
+    """The configuration of a run whose broker serves, or is started again by an `up`: any other
+    would be started for a look.
+
+    Raises:
+        ConfigError: the run's own broker has stopped, so no role of it runs.
+    """
+    from rlstreams.streams.log.owner_lock import is_held
+    from rlstreams.streams.run.run_lock import LOCK_FILE
+    from rlstreams.workers.bootstrap.parts import embedded_broker
+
+    broker = embedded_broker(config)
+    has_stopped = not config.broker.bootstrap and broker.status() is None
+    was_there = (broker.folder / "broker.json").is_file()  # else it never ran, as is told elsewhere
+    if has_stopped and was_there and not is_held(Path(config.folder) / LOCK_FILE):
+        raise ConfigError(
+            f"run {config.run.id} is not live: its broker has stopped, so no role follows what is "
+            "asked; `rlstreams up ... --resume` goes on with it"
+        )
+    return config
+
+
 def control(action: str, args: Namespace) -> int:
     """Write an action's desired state to the topic `control`.
 
     Raises:
-        ConfigError: no such run.
+        ConfigError: no such run, or it is not live.
         BrokerError: its broker cannot be reached.
     """
     from rlstreams.streams.log.codec import outgoing
@@ -50,7 +73,7 @@ def control(action: str, args: Namespace) -> int:
     from rlstreams.workers.loop.control import desired
 
     state, _ = _ACTIONS[action]
-    config = configuration(*args.config)
+    config = _live(configuration(*args.config))
     with opened_run(config) as log, log.bus.producer("control") as producer:
         producer.commit([outgoing(TOPIC, desired(config.run.id, state, by="operator"))])
     print(f"run {config.run.id}: {state}")
@@ -83,7 +106,7 @@ def scale(args: Namespace) -> int:
     """Write the wanted numbers to `control`, and wait until the workers have come or left.
 
     Raises:
-        ConfigError: no such run, or one that cannot have so many workers.
+        ConfigError: no such run, one that is not live, or one that cannot have so many workers.
         DeadlineError: `up` has other numbers of workers after `--within`.
     """
     from rlstreams.streams.log.codec import outgoing
@@ -95,7 +118,7 @@ def scale(args: Namespace) -> int:
     names = [name for name in args.config.names if not _WANTED.fullmatch(name)]
     if not wanted:
         raise ConfigError("name a role and a number, rollout=4 for instance")
-    config = configuration(names, args.config.overrides)
+    config = _live(configuration(names, args.config.overrides))
     with opened_run(config) as log, log.bus.producer("control") as producer:
         partitions = partitions_of(log.bus)
         for role, number in wanted.items():

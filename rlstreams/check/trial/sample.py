@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.text import counted
+from rlstreams.streams.views.pace import NEVER_REWARDED
 from rlstreams.words.screen import visible
 from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.hub import model_folder
@@ -117,9 +118,8 @@ def summary(rows: Sequence[TriedRow]) -> list[str]:
         )
         if not any(rewards):
             lines.append(
-                "no answer earned anything, so a run would not learn; read the answers: is it "
-                "their form (data.template, data.few_shot, a warm-up), their length "
-                "(rollout.max_new_tokens), or are the rows too hard?"
+                f"no answer earned anything, so a run would not learn; read the answers: "
+                f"{NEVER_REWARDED}"
             )
     if aside := len(completions) - len(rewards):
         lines.append(f"{aside} of {len(completions)} answers would be dead-lettered")

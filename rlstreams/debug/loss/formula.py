@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import counted
 from rlstreams.workers.config.loss import RATIO_MAX
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def formula(trainer: TrainerSection) -> Iterator[str]:
     stale = "masked" if trainer.on_stale == "mask" else "its group is dropped"
     yield f"advantage   A = {_advantage(by)}"
     yield f"proximal    prox: {_PROXIMAL[by.proximal]}"
-    yield f"staleness   at most {trainer.max_staleness} versions; a segment beyond is {stale}"
+    most = counted(trainer.max_staleness, "version")
+    yield f"staleness   at most {most}; a segment beyond is {stale}"
     yield f"weight      w = {_weight(by)}"
     yield from (f"            {line}" for line in _rejections(by))
     yield f"loss        {_loss(by)}"

@@ -19,6 +19,7 @@ from rlstreams.debug.rerun.rebuilt import RerunError, rebuilt
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.layers import leaves, override_layer, tree_layer
 from rlstreams.workers.config.load import from_json, merged, tree_of
@@ -131,12 +132,13 @@ LABEL = "offline experiment on recorded data: true for the gradient of this step
 
 def lines(found: Rerun) -> list[str]:
     """Return lines for the terminal."""
-    between = f", {found.num_redone} steps redone on the way" if found.num_redone else ""
+    redone = counted(found.num_redone, "step")
+    between = f", {redone} redone on the way" if found.num_redone else ""
     head = [
         f"step {found.step}, from {found.started_from}{between}",
-        f"{len(found.recorded.samples)} samples in {len(found.recorded.micro_batches)} "
-        f"micro-batches, from version {found.recorded.policy_version - 1} to "
-        f"{found.recorded.policy_version}",
+        f"{counted(len(found.recorded.samples), 'sample')} in "
+        f"{counted(len(found.recorded.micro_batches), 'micro-batch', 'micro-batches')}, "
+        f"from version {found.recorded.policy_version - 1} to {found.recorded.policy_version}",
         "",
         f"{'':<15} {'recorded':<22} {'again':<22}",
     ]

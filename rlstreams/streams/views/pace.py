@@ -10,6 +10,10 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.views.run import StepPoint
 
 FLAT_STEPS = 3  # steps in a row without a signal, which is then no chance
+NEVER_REWARDED = (
+    "is it their form (data.template, data.few_shot, a warm-up), their length "
+    "(rollout.max_new_tokens), or are the rows too hard?"
+)
 STEPS = 10  # steps that a mean is over
 # Metrics of a step with the seconds of each part, in their order in a step, and their names.
 PARTS = {
@@ -132,12 +136,14 @@ def nothing_to_learn(steps: Sequence[StepPoint]) -> str:
     if not is_flat and any(p.metrics.get("equal_reward_groups", 0.0) < 1.0 for p in newest):
         return ""
     rewards = {p.reward for p in newest}
-    same = f"every answer was rewarded with {newest[-1].reward:g}"
+    same, cause = f"every answer was rewarded with {newest[-1].reward:g}", ""
+    if is_flat and rewards == {0.0}:
+        cause = f" {NEVER_REWARDED}"
     if not (is_flat and len(rewards) == 1):
         same = "all answers to the same prompt were rewarded alike"
     return (
         f"nothing can be learnt: in the last {FLAT_STEPS} steps {same}, so one answer is as good "
-        f"as another; read some: rlstreams inspect --step {newest[-1].step} RUN"
+        f"as another;{cause} read some: rlstreams inspect --step {newest[-1].step} RUN"
     )
 
 

@@ -236,7 +236,7 @@ class LiveView:
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
-            if self._console.is_terminal
+            if self._console.is_terminal and not self._console.is_dumb_terminal
             else None
         )
         if self._live is None and console is None:

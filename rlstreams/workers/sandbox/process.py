@@ -38,6 +38,8 @@ NUM_KILLS = 3  # of processes that load the code, until the code, or its memory,
 WHERE_S = 0.5
 CANCEL_S = 5.0  # until a call that has missed its deadline must have let go
 EXIT_S, _POLL_S = 1.0, 0.01  # from the end of the link to the process's
+PRINTED_BYTES = 1 << 20  # of a process that are passed on in a minute
+_LEFT_OUT = b"\n(user code printed more than a megabyte: the rest of this minute is left out)\n"
 _TAIL = 200  # characters of what it printed last
 _READY = 0  # number of the first reply, which answers no call
 _PROGRAM = Path(__file__).with_name("program.py")
@@ -54,14 +56,26 @@ class _Call:
 
 
 class _Output(asyncio.Protocol):
-    """Output of user code: passed on to the worker's standard error, the end of it kept."""
+    """Output of user code: passed on to the worker's standard error, the end of it kept.
+
+    Of a minute in which there is more than `PRINTED_BYTES` of it, the rest is left out: ten
+    megabytes an answer would fill the disk that the run's log is on.
+    """
 
     def __init__(self) -> None:
         self.tail = b""
+        self._minute, self._printed = -1, 0  # bytes, in this minute
 
     def data_received(self, data: bytes) -> None:
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            self._minute, self._printed = minute, 0
+        passed = data[: max(0, PRINTED_BYTES - self._printed)]
+        if self._printed <= PRINTED_BYTES < self._printed + len(data):
+            passed += _LEFT_OUT
+        self._printed += len(data)
         with contextlib.suppress(OSError):
-            os.write(2, data)
+            os.write(2, passed)
         self.tail = (self.tail + data)[-4 * _TAIL :]
 
 

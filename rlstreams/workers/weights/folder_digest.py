@@ -33,7 +33,7 @@ class _Tensor(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What counts beside the name: the shape, and a type that is not widened."""
+        """The shape, and the type of one that is not widened."""
         return str(self.shape) if self.dtype in _WIDENED else f"{self.dtype} {self.shape}"
 
 
@@ -81,6 +81,7 @@ def _sample(tensor: _Tensor, dtype: str) -> bytes:
     return (_rounded(bits) if dtype == "bfloat16" else bits).tobytes()
 
 
-def _rounded(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """float32 numbers rounded to bfloat16, to nearest, ties to even; both as bits."""
-    return bits + 0x7FFF + (bits >> 16 & 1) >> 16
+def _rounded(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """float32 numbers rounded to bfloat16, to nearest, ties to even; both as bits in uint32."""
+    rounded: npt.NDArray[Any] = bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    return rounded

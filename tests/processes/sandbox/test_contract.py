@@ -107,6 +107,15 @@ def test_what_user_code_prints_is_no_answer(one: Either, capfd: pytest.CaptureFi
     assert "" == capfd.readouterr().out
 
 
+def test_a_flood_of_output_is_cut(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its beginning is in the worker's log, and a line that says so; the answer counts."""
+    with Either(tmp_path, "function") as one:
+        assert 0.5 == one.ask("[print('x' * 5_000_000, flush=True)] and 0.5").reward
+    said = capfd.readouterr().err
+    assert 2 * process.PRINTED_BYTES + 500 > len(said) > process.PRINTED_BYTES // 2
+    assert "printed more than a megabyte: the rest of this minute is left out" in said
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_hangs_costs_itself_alone(tmp_path: Path, kind: str) -> None:
     """Its line is in the message; the next call is answered."""

@@ -135,15 +135,19 @@ def test_an_empty_run_has_a_screen_too() -> None:
     assert "o held-out -" in text
 
 
-def test_elsewhere_than_on_a_terminal_there_is_a_line_for_each_step() -> None:
-    """Each step once, each message once."""
+@pytest.mark.parametrize(("is_terminal", "term"), [(False, "xterm"), (True, "dumb")])
+def test_where_nothing_can_be_drawn_there_is_a_line_for_each_step(
+    *, is_terminal: bool, term: str
+) -> None:
+    """Each step once, each message once, as they come."""
     out = io.StringIO()
-    with LiveView(Console(file=out, force_terminal=False, width=80)) as view:
+    console = Console(file=out, force_terminal=is_terminal, width=80, _environ={"TERM": term})
+    with LiveView(console) as view:
         view.update(live_input(num_steps=0, message=""))
         view.update(live_input(num_steps=2, message=""))
         view.update(live_input(num_steps=3))
         view.update(live_input(num_steps=3))
-    lines = out.getvalue().splitlines()
+        lines = out.getvalue().splitlines()
     assert lines[0] == "before training: held-out accuracy 0.422, over 64 answers"
     assert [line.split()[:2] for line in lines[1:]] == [
         ["step", "1/60"],
@@ -188,7 +192,9 @@ def test_rewards_without_a_signal_are_said_once() -> None:
     assert [] == said(2)
     (told,) = said(3)
     assert "in the last 3 steps every answer was rewarded with 0" in told
+    assert "rollout.max_new_tokens), or are the rows too hard? read some: rlstreams ins" in told
     assert "rlstreams inspect --step 3 RUN" in told
+    assert "too hard" not in nothing_to_learn([replace(step, reward=1.0) for step in steps])
     assert [] == said(5)
     apart = [
         replace(steps[0], reward=n / 2, metrics={**flat, "reward_std": 0.5}) for n in (0, 1, 2)
@@ -227,7 +233,10 @@ def test_a_message_is_shown_as_it_is() -> None:
 def test_what_happened_stays_when_the_screen_goes() -> None:
     """The alternate screen is left; then come how far it got, the curve and each message."""
     out = io.StringIO()
-    with LiveView(Console(file=out, force_terminal=True, width=80, height=24)) as view:
+    console = Console(
+        file=out, force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"}
+    )
+    with LiveView(console) as view:
         assert "its roles begin" in out.getvalue(), "an empty screen while topics are read"
         view.update(live_input(message="rollout-0 killed"))
         view.update(live_input(message="rollout-0 is back"))

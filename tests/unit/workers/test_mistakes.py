@@ -70,6 +70,19 @@ def test_a_mistake_is_answered_with_what_to_do(
     assert {"run.toml", "model"} == {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("words", ["pause", "drain", "scale rollout=2"])
+def test_a_run_that_is_not_live_follows_no_wish(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    """Its broker is not started for one that nobody reads: a resumed run runs."""
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "broker/broker.json").write_text('{"pid": 0, "port": 1}')
+    action, *more = words.split()
+    assert 78 == main(["control", action, *more, str(DEMO), f"--run.dir={tmp_path}"])
+    assert "run demo is not live: its broker has stopped" in capsys.readouterr().err
+    assert ["broker.json"] == [path.name for path in (tmp_path / "broker").iterdir()]
+
+
 def test_a_run_in_the_place_of_a_dead_letter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
