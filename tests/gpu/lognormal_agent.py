@@ -20,7 +20,7 @@ def length_of(seed: object, mean: int, longest: int) -> int:
 
 async def answer(task: dict[str, Any], client: Any, *, mean: int, longest: int) -> float:
     """Ask once; half of the answers are right."""
-    most = length_of(task["sample"], mean, longest)
+    most = length_of(task["session"], mean, longest)
     asked = [{"role": "user", "content": task["prompt"]}]
     await client.chat.completions.create(model="policy", messages=asked, max_tokens=most)
-    return float(random.Random(f"reward {task['sample']}").random() < 0.5)
+    return float(random.Random(f"reward {task['session']}").random() < 0.5)

@@ -7,6 +7,7 @@ unseen. `tests.gpu.end_to_end --cpu`, which needs a broker, has the marker `slow
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import importlib
 import json
@@ -17,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -24,7 +26,7 @@ from rlstreams.workers.engines.served.capacity import START
 from tests.bench import fleet
 from tests.factories import NOW_MS, trajectory
 from tests.fake_engine import fake_weights
-from tests.gpu import adaptive, joiner
+from tests.gpu import adaptive, joiner, lognormal_agent
 from tests.gpu.result import kept
 from tests.servers.served import served_engine
 from tests.servers.world import World
@@ -298,6 +300,26 @@ def test_a_mutant_is_noticed_or_told(tmp_path: Path) -> None:
     counts = ast.literal_eval(done.stdout.splitlines()[-1].partition(" in ")[0])
     assert 4 == sum(counts.values())
     assert 1 <= counts["killed"]
+
+
+def test_answers_of_one_call_have_lognormal_lengths_and_rewards_of_their_own() -> None:
+    """By session: the number within a group gave each group the same eight lengths."""
+    asked: list[int] = []
+    client = AsyncMock()
+    client.chat.completions.create = AsyncMock(
+        side_effect=lambda **words: asked.append(words["max_tokens"])
+    )
+
+    async def rewards() -> list[float]:
+        own = [(f"{n // 8}/{n % 8}", n % 8) for n in range(4000)]
+        tasks = [{"prompt": "p", "session": session, "sample": number} for session, number in own]
+        return [await lognormal_agent.answer(t, client, mean=1000, longest=8000) for t in tasks]
+
+    found = asyncio.run(rewards())
+    assert 0.45 < sum(found) / len(found) < 0.55
+    assert 900 < sum(asked) / len(asked) < 1100
+    assert len(set(asked)) > 1000
+    assert max(asked) <= 8000
 
 
 @pytest.mark.slow
