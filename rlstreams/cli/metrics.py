@@ -17,7 +17,6 @@ from rlstreams.cli.named import configuration, opened_run
 from rlstreams.cli.options import PORT, RUN, CommandGroup, command, hidden, one_of, option
 from rlstreams.streams.log.errors import BrokerError, ConfigError, StreamsError
 from rlstreams.streams.log.text import counted
-from rlstreams.streams.process.priority import WATCHES, give_way
 from rlstreams.words.spelling import spelling
 from rlstreams.workers.loop.runtime import Stop
 
@@ -159,7 +158,6 @@ def track(args: Namespace) -> int:
         stop.when_gone(args.owner)
     if args.only:
         return _write(args, config, stop)
-    give_way(WATCHES)
     folder = Path(config.folder)
     folder.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "rlstreams", "metrics", "track"]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rlstreams.cli.named import opened, several
 from rlstreams.cli.options import LOG, PORT, command, option
-from rlstreams.streams.process.priority import WATCHES, give_way
 
 
 @command(
@@ -41,7 +40,6 @@ def run(args: Namespace) -> int:
     from rlstreams.show.web.beside import listening
     from rlstreams.show.web.reading import RunReader
 
-    give_way(WATCHES)
     with ExitStack() as stack:
         at = stack.enter_context(listening(args.host, args.port))
         readers: dict[str, RunReader] = {}

@@ -17,7 +17,6 @@ from rlstreams.show.metrics.rows import MetricsRow, Sink
 from rlstreams.streams.process.cause import died
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.streams.process.keeper import Ended, Keeper, Limits
-from rlstreams.streams.process.priority import WATCHES
 
 DEADLINE_S = 120  # of a library: to be imported and ask a server, or to write a batch
 CLOSE_S = 30.0  # for all to write what is left, once it is stopped
@@ -112,10 +111,7 @@ class _Writer:
             if time.monotonic() >= self._due_s:
                 # Libraries start processes of their own, in sessions of their own.
                 self._child = Child.started(
-                    self._words,
-                    orphaned=Orphaned.DIES,
-                    stdout=sys.stderr.fileno(),
-                    gives_way=WATCHES,
+                    self._words, orphaned=Orphaned.DIES, stdout=sys.stderr.fileno()
                 )
             return None
         if (status := self._child.poll()) is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.owner_lock import OwnedError, held
 from rlstreams.streams.process.child import Child, Orphaned
-from rlstreams.streams.process.priority import WATCHES
+from rlstreams.streams.process.priority import COMPUTES
 
 KEPT = 4  # archives of 60 MB, for other Javas and the version before
 AFTER_S = 20.0  # a broker has met clients, groups and transactions by then; a short look is over
@@ -74,7 +74,7 @@ class ClassArchive:
                 return Child.started(
                     ("sh", "-c", _MAKE, "sh", *words), orphaned=Orphaned.DIES, pass_fds=(fd,),
                     umask=0o077, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    gives_way=WATCHES,
+                    gives_way=COMPUTES,
                 )  # fmt: skip
         except (OSError, OwnedError):
             return None

@@ -1,4 +1,4 @@
-"""Priority where cores are scarce: the broker first, then what records, then what computes.
+"""Priority where cores are scarce: the log, and what reads and writes it, before what computes.
 
 A model server or a trainer on the CPU uses every core it finds, and beside it Kafka's many short
 pieces of work come too late: a broker that gets no core for seconds fences itself, and commits
@@ -16,7 +16,6 @@ import os
 from pathlib import Path
 
 COMPUTES = 5  # a third of the weight of a process that does not give way
-WATCHES = 10  # pages and trackers: a tenth
 
 
 def give_way(by: int, pid: int = 0) -> None:
