@@ -138,12 +138,14 @@ def test_kills_lose_and_double_nothing(broker: str, run_id: str, tmp_path: Path)
     """SIGKILL in mid-work, five times: each successor does what was left, and only that."""
     site = Site(broker, run_id, tmp_path, num_groups=150)
     rng = random.Random(SEED)
+    # The kills are ours: no sample may be set aside for them, be it under way in three of them.
+    settings = ("rollout", "", 30.0, NUM_KILLS + 1)
     for _ in range(NUM_KILLS):
-        with site.worker(step_s=SLOW_S):
+        with site.worker(*settings, step_s=SLOW_S):
             site.wait_for(len(site.found()) + rng.randrange(20, 60))
             time.sleep(rng.random() * 0.05)  # anywhere in a commit interval
     at_last_kill = len(site.found())
-    with site.worker() as process:
+    with site.worker(*settings) as process:
         site.wait_for(len(site.samples))
         assert Exit.DONE == end(process)
     assert at_last_kill < len(site.samples), "the last kill came too late to mean anything"

@@ -13,11 +13,12 @@ from pathlib import Path
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.crash_points import CrashPoint, Hook, arm, arm_from
+from rlstreams.streams.log.tracker import MAX_TRIES
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.engines.base import Sampling, Scores, TokenSequence
 from rlstreams.workers.logprob.worker import make_worker as make_logprob
-from rlstreams.workers.loop import runtime
+from rlstreams.workers.loop import runtime, stage
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.model.tokenizer import Tokenizer
 from rlstreams.workers.rollout.sampling import Sampler
@@ -36,6 +37,7 @@ def work(
     role: str = "rollout",
     crash_at: str = "",
     transaction_s: float = 30.0,
+    max_tries: int = MAX_TRIES,
 ) -> None:
     """What `rlstreams worker ROLE` does, with other parts; ends the process.
 
@@ -45,7 +47,9 @@ def work(
         crash_at: a crash point, as in `streams.log.crash_points`; `freeze:POINT` stops the process
             there for the first time, until somebody continues it.
         transaction_s: after it the broker aborts an open transaction.
+        max_tries: of a record, by workers that died; then it is set aside.
     """
+    stage.MAX_TRIES = max_tries  # type: ignore[attr-defined]
     stop = runtime.Stop()
     stop.on_signals()
     if crash_at.startswith(FREEZE):
