@@ -193,15 +193,21 @@ def test_making_a_producer_settles_its_predecessors_transaction(cluster: Cluster
         assert [b"1"] == values(read(reader, 1))
 
 
-def test_a_refused_batch_says_that_again_would_not_help(cluster: Cluster):
-    """A partition that is not there aborts the transaction; the producer stays usable."""
+@pytest.mark.parametrize("known", [(), (b"0",)], ids=["new_topic", "known_topic"])
+def test_a_refused_batch_says_that_again_would_not_help(known: tuple[bytes, ...], cluster: Cluster):
+    """A partition that is not there aborts the transaction; the producer stays usable.
+
+    Whether the client has heard of the topic before: then it refuses the record by itself.
+    """
     cluster.create("t", 1)
     bus = cluster.bus()
     with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
+        for value in known:
+            producer.commit([record(value)])
         with pytest.raises(BrokerError, match="would not help"):
             producer.commit([record(b"1"), record(b"2", partition=7)])
         producer.commit([record(b"3")])
-        assert [b"3"] == values(read(reader, 1))
+        assert [*known, b"3"] == values(read(reader, 1 + len(known)))
 
 
 # Records.

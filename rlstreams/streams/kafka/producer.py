@@ -103,7 +103,7 @@ class KafkaProducer(Closing):
                 failed = err
 
         def end() -> None:
-            with self._judged():
+            with self._judged(is_asked=failed is None):
                 if failed is not None:
                     raise failed
                 if records or positions:
@@ -117,12 +117,16 @@ class KafkaProducer(Closing):
         return self._started is not None and not self._started.wait(0)
 
     @contextmanager
-    def _judged(self) -> Iterator[None]:
-        """Turn the client's errors inside the block into the transaction's outcome."""
+    def _judged(self, *, is_asked: bool) -> Iterator[None]:
+        """Turn the client's errors inside the block into the transaction's outcome.
+
+        Args:
+            is_asked: whether the broker may have been asked to commit.
+        """
         try:
             yield
         except KafkaException as err:
-            raise self._failed(error_of(err)) from err
+            raise self._failed(error_of(err), is_asked=is_asked) from err
         except (FencedError, OutcomeUnknownError) as err:
             self._ended = err
             raise
@@ -218,13 +222,17 @@ class KafkaProducer(Closing):
             f"({said}); restart this process, the start settles it"
         )
 
-    def _failed(self, error: Any) -> StreamsError:  # noqa: ANN401
-        """Abort if that is possible; return the error that names the transaction's outcome."""
+    def _failed(self, error: Any, *, is_asked: bool) -> StreamsError:  # noqa: ANN401
+        """Abort if that is possible; return the error that names the transaction's outcome.
+
+        Before a commit is asked for an abort settles everything, also what the client refused by
+        itself: a partition that it knows not to be there requires no abort in its words.
+        """
         reported = self._sending.error if self._sending is not None else None
         cause = reported or error  # read before the abort purges the queue
         if cause.code() in _PURGED:
             cause = error  # a purged record's report: another record is the cause
-        if error.txn_requires_abort() or error.code() == KafkaError._FATAL:
+        if not is_asked or error.txn_requires_abort() or error.code() == KafkaError._FATAL:
             # After a fatal error the abort fails too, with the reason that the first one lacks.
             reason = self._abort()
             if reason is None:

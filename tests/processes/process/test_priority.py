@@ -24,18 +24,30 @@ SLEEP = ("sleep", "60")
 ASK = (
     "import os; from pathlib import Path; from rlstreams.streams.process.priority import give_way; "
     "give_way(5); p = Path('/proc/self/autogroup'); "
-    "print(os.nice(0), p.read_text().split()[-1] if p.exists() else '-')"
+    "print(os.nice(0), ((p.read_text() if p.exists() else '').split() or ['-'])[-1])"
 )
 
 
 def priorities(pid: int) -> tuple[int, str]:
-    """Of a process and of its session; `-`: this system has none of sessions."""
+    """Of a process and of its session; `-`: it has none.
+
+    A system may know no weight of sessions (no file), and a process that was started outside of any
+    session has none (an empty file).
+    """
     group = Path(f"/proc/{pid}/autogroup")
-    whole = group.read_text("ascii").split()[-1] if group.exists() else "-"
-    return os.getpriority(os.PRIO_PROCESS, pid), whole
+    words = group.read_text("ascii").split() if group.exists() else []
+    return os.getpriority(os.PRIO_PROCESS, pid), (words or ["-"])[-1]
 
 
-LOW = (priorities(os.getpid())[1] == "-" and (COMPUTES, "-")) or (COMPUTES, str(COMPUTES))
+def low() -> tuple[int, str]:
+    """What a process in a session of its own has when both gave way."""
+    with subprocess.Popen(SLEEP, start_new_session=True) as leader:
+        whole = priorities(leader.pid)[1]
+        leader.kill()
+    return COMPUTES, "-" if whole == "-" else str(COMPUTES)
+
+
+LOW = low()
 
 
 @pytest.mark.parametrize("orphaned", [Orphaned.LIVES, Orphaned.DIES])
