@@ -93,6 +93,11 @@ TRIED = [
         marks=SLOW,
     ),
     pytest.param(
+        "host_copies",
+        ["--device", "cpu", "--mb", "4", "--tensor-mb", "1"],
+        "pieces",
+    ),
+    pytest.param(
         "first_hour",
         ["--cpu", "--skip-install", "--rows", "infra/examples/demo/train.jsonl", "--steps", "3",
          "--rise", "-1", "--folder", "{}"],

@@ -42,6 +42,7 @@ from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
 from rlstreams.workers.trainer.training.computing import computing_of
 from rlstreams.workers.weights.channel import WeightError
+from rlstreams.workers.weights.host_copies import host_copies
 from rlstreams.workers.weights.layout import weight_hash
 
 if TYPE_CHECKING:
@@ -330,11 +331,7 @@ class Training:
 
     def copied(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and optimizer tensors on the host, which later steps leave as they are."""
-        weights, optimizer = (
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            for tensors in (self.learner.weights(), self.learner.optimizer_tensors())
-        )
-        return weights, optimizer
+        return host_copies(self.learner.weights()), host_copies(self.learner.optimizer_tensors())
 
     def restore(self, store: CheckpointStore, manifest: Manifest) -> None:
         """Go back to a checkpoint.
