@@ -95,7 +95,7 @@ class Flood(Ours):
             while num_given - len(came) < 3 * args.slots:
                 self._give(num_given // GROUP, args)
                 num_given += GROUP
-            self._worker.turn()
+            self._worker.tick()
             now_s = time.monotonic()
             if not started_s:
                 if any(load.in_flight for load in self._engine.loads):

@@ -54,7 +54,7 @@ class Reporter:
             self._servers, self._next = states, 0.0
 
     def due(self) -> list[Outgoing]:
-        """The report, if it is time for one. Call it in every turn.
+        """The report, if it is time for one. Call it in every tick.
 
         Raises:
             StuckError: this worker reports that it works, and has finished nothing for too long.

@@ -70,13 +70,13 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.close = close
         self.num_open = 0
         """Samples that wait for their reward."""
-        self.has_turns = False
-        """Whether the judge computes on a device that roles share, in turns of its own."""
+        self.has_shifts = False
+        """Whether the judge computes on a device that roles share, in shifts of its own."""
 
     @property
     def num_elsewhere(self) -> int:
-        """Samples that wait for a judge with turns of its own: no work for this process."""
-        return self.num_open if self.has_turns else 0
+        """Samples that wait for a judge with shifts of its own: no work for this process."""
+        return self.num_open if self.has_shifts else 0
 
     @property
     def waits_for(self) -> str:

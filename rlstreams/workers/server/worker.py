@@ -29,7 +29,7 @@ from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
+from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.server.process import (
@@ -117,7 +117,7 @@ class MemoryLease:
     def __init__(self, *, is_shared: bool) -> None:
         self._is_shared = is_shared
         self.is_ours = not is_shared
-        self.number = 0  # of the last turn of a rollout worker
+        self.number = 0  # of the last shift of a rollout worker
         self.instance = ""  # of that worker
         self.is_released = False  # that lease is over, and the worker said so
         self.over_s = 0.0  # since when it is over; monotonic
@@ -129,8 +129,8 @@ class MemoryLease:
         if not lease.holder.startswith("rollout-"):
             self.is_ours = False
             return
-        was_ours = self.is_ours or lease.turn != self.number
-        self.number, self.instance = lease.turn, lease.instance
+        was_ours = self.is_ours or lease.shift != self.number
+        self.number, self.instance = lease.shift, lease.instance
         self.is_ours = lease.state in (GRANTED, HELD, RECALLED)
         if was_ours and not self.is_ours:
             self.is_released, self.over_s = lease.ended == RELEASED, time.monotonic()
@@ -141,13 +141,13 @@ class ServerWorker:
 
     consumes:     worker-events (WorkerReport of rollout workers); control (DeviceLease)
     produces:     worker-events
-    waits for:    a turn to start: on its GPU, while another server starts there; on a device that
-                  roles share, until a rollout worker has it
-    unblocked by: that server answering; up granting a turn to rollout
+    waits for:    its start: on its GPU, while another server starts there; on a device that roles
+                  share, until a rollout worker has it
+    unblocked by: that server answering; up granting a shift to rollout
 
     Raises:
-        ServerEndedError: from `turn`: the server died, hangs, or did not start in time.
-        ConfigError: from `turn`: another process listens at its address.
+        ServerEndedError: from `tick`: the server died, hangs, or did not start in time.
+        ConfigError: from `tick`: another process listens at its address.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ServerWorker:
         self._producer: Producer | None = self._bus.producer(self._transactional_id)
         self._again_s = 0.0  # when the broker is asked again
         self._users = Users(context.bus, url)
-        self._turn = MemoryLease(is_shared=is_shared)
+        self._lease = MemoryLease(is_shared=is_shared)
         self._began_s = time.monotonic()
         self._ready_s: float | None = None
         self._is_of_use = False
@@ -191,9 +191,9 @@ class ServerWorker:
 
     def follow(self, lease: Lease) -> None:
         """Follow the lease on the device that the server shares."""
-        self._turn.follow(lease)
+        self._lease.follow(lease)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Look once, report, and wait a little."""
         self._users.poll()
         if self._is_draining:
@@ -245,10 +245,10 @@ class ServerWorker:
             return
         if (cause := child.cause()) or child.poll() is not None:
             raise self._ended(cause or f"ended with status {child.poll()}")
-        if not self._turn.is_ours:
+        if not self._lease.is_ours:
             self._yield_memory()
             return
-        if self._used_by != self._turn.instance:
+        if self._used_by != self._lease.instance:
             self._make_way("its worker was started again, and cannot know that it sleeps")
             return
         if self._slept_in >= 0 and not self._process.why_not_yet():  # its worker wakes it
@@ -258,8 +258,8 @@ class ServerWorker:
 
     def _begin(self) -> None:
         """Start the server, once it may."""
-        if not self._turn.is_ours:
-            self._reporter.state(OFFLOADED, AWAITS_TURN)
+        if not self._lease.is_ours:
+            self._reporter.state(OFFLOADED, AWAITS_SHIFT)
             return
         waited_s = time.monotonic() - self._began_s
         if status_of(self._url, TAKEN_LOOK_S) != REFUSED:
@@ -277,7 +277,7 @@ class ServerWorker:
             self._process.start()
         except OSError as err:
             raise ServerEndedError(f"server {self._url} cannot be started: {err}") from err
-        self._used_by, self._began_s, self._ready_s = self._turn.instance, time.monotonic(), None
+        self._used_by, self._began_s, self._ready_s = self._lease.instance, time.monotonic(), None
         self._looks.begin()
         self._log.info("server_started", url=self._url, log=str(self._process.log))
         self._reporter.state("starting", f"{self._name}; its log is {self._process.log}")
@@ -316,21 +316,21 @@ class ServerWorker:
 
     def _yield_memory(self) -> None:
         """Another role has the device: the server sleeps, as its worker says, or is ended."""
-        turn, ready_s = self._turn, self._ready_s
-        if self._slept_in == turn.number:
-            self._reporter.state(OFFLOADED, AWAITS_TURN)
+        lease, ready_s = self._lease, self._ready_s
+        if self._slept_in == lease.number:
+            self._reporter.state(OFFLOADED, AWAITS_SHIFT)
         elif (
-            turn.is_released
+            lease.is_released
             and ready_s is not None
-            and self._users.takes_for(State.ASLEEP, instance=turn.instance, since_s=ready_s)
+            and self._users.takes_for(State.ASLEEP, instance=lease.instance, since_s=ready_s)
         ):
-            self._slept_in = turn.number
+            self._slept_in = lease.number
             self._process.sleeps()
-        elif not turn.is_released or ready_s is None or time.monotonic() > turn.over_s + SLEEP_S:
-            self._make_way("its turn on the device is over, and nobody says that it sleeps")
+        elif not lease.is_released or ready_s is None or time.monotonic() > lease.over_s + SLEEP_S:
+            self._make_way("its shift on the device is over, and nobody says that it sleeps")
 
     def _make_way(self, why: str) -> None:
-        """End the server at once, in good order: it did not fail, and the next turn begins with
+        """End the server at once, in good order: it did not fail, and the next shift begins with
         another one."""
         self._log.warning("server_ended", url=self._url, why=why)
         self._process.end()

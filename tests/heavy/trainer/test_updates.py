@@ -31,7 +31,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.unit.trainer import trainer_builders
@@ -212,7 +212,7 @@ def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     assert [s.metrics["updates"] for s in steps(log)] == [4, 4]
     assert steps(log)[0].weight_hash != steps(log)[1].weight_hash
     second = make_trainer(log, config, "two", takeover=True)
-    turn_until(second, lambda: second._reporter.policy_version >= 2)
+    tick_until(second, lambda: second._reporter.policy_version >= 2)
     second.close()
     (redone,) = [e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)]
     assert (redone.first_step, redone.last_step, redone.num_equal) == (1, 2, 2)
