@@ -186,7 +186,7 @@ class LogprobStage:
         """Pulls and reports."""
         versions = sorted(self._scorer.versions)
         self.reporter.policy_version = max(versions, default=-1)
-        self.reporter.load = {"open": self.num_open, "versions": versions}
+        self.reporter.figures = {"open": self.num_open, "versions": versions}
         if not self._may_begin:
             self.reporter.state(OFFLOADED, AWAITS_SHIFT)
         elif self._windows:

@@ -32,9 +32,9 @@ class Reporter:
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
         self._servers: Mapping[str, str] = {}
-        self.loads: Sequence[ServerLoad] = ()  # of the model servers that the worker uses
+        self.server_loads: Sequence[ServerLoad] = ()  # of the model servers that the worker uses
         self.gateway = ""  # its address, for other workers
-        self.load: Mapping[str, object] = {}  # for `/load` alone
+        self.figures: Mapping[str, object] = {}  # for `/load` alone
 
     def count(self, **amounts: float) -> None:
         """Add to counters, e.g. `count(tokens=7, busy_s=0.2)`."""
@@ -76,10 +76,10 @@ class Reporter:
             at_ms=now_ms(),
             host=host_name(),
             servers=dict(self._servers),
-            loads=tuple(self.loads),
+            loads=tuple(self.server_loads),
             gateway=self.gateway,
         )
-        self._context.on_report(report, self.load)
+        self._context.on_report(report, self.figures)
         if now >= self._next_line:
             self._next_line = now + LINE_EVERY_S
             self._log_line(now)

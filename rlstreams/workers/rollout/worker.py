@@ -215,9 +215,9 @@ class RolloutStage:
         held = self._engine.policy_version
         self.reporter.policy_version = held
         self.reporter.servers(self._engine.servers)
-        self.reporter.loads = self._engine.loads
+        self.reporter.server_loads = self._engine.server_loads
         self.reporter.gateway = self._player.address
-        self.reporter.load = {"open": self.num_open, "versions": [held]}
+        self.reporter.figures = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
         self.reporter.count(sampled_tokens=self._num_sampled - sampled)
