@@ -11,8 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import WorkerReport
-from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import (
@@ -27,11 +25,9 @@ from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import SILENT_S
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import EventReader
-from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED
 from rlstreams.workers.loop.pending import commit
-from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.loop.reporter import NewestReports, Reporter
 from rlstreams.workers.server.process import (
     PATIENCE_S,
     REFUSED,
@@ -41,7 +37,6 @@ from rlstreams.workers.server.process import (
 )
 
 POLL_S = 0.05
-MAX_POLL = 1000
 PORT_S = 30.0  # longest wait for another process to leave the server's port
 TAKEN_LOOK_S = 1.0  # longest wait for an answer of the process that has it
 NEWS_S = 2.0  # by then no report is about the server's predecessor
@@ -64,26 +59,15 @@ class Patience:
     port_s: float = PORT_S
 
 
-class Users:
-    """Rollout workers' reports on one server: a fold of `worker-events`, and its reader."""
+class Users(NewestReports):
+    """Rollout workers' reports on one server."""
 
     def __init__(self, bus: Bus, url: str) -> None:
         self._url = url
-        self._is_loopback = is_loopback(url)
-        self._reader = EventReader(bus, bus.ends(WORKER_EVENTS.name), WORKER_EVENTS.name)
-        self._said: dict[str, tuple[WorkerReport, float]] = {}  # by worker, with when it was read
-
-    def poll(self) -> None:
-        """Read what is new; never waits."""
-        for record in self._reader.poll(MAX_POLL):
-            event = record.event
-            if isinstance(event, WorkerReport) and self._means(event):
-                self._said[event.worker] = (event, time.monotonic())
-
-    def _means(self, report: WorkerReport) -> bool:
-        """Whether the report is about this server, not another host's at the same address."""
-        is_near = not self._is_loopback or report.host in ("", host_name())
-        return is_near and self._url in report.servers
+        start = bus.ends(WORKER_EVENTS.name)
+        super().__init__(
+            bus, start, WORKER_EVENTS.name, lambda it: url if url in it.servers else ""
+        )
 
     def takes_for(self, state: State, *, instance: str = "", since_s: float = 0.0) -> str:
         """The worker that takes the server for `state`; empty: none.
@@ -92,23 +76,14 @@ class Users:
             instance: of the process to ask; empty: any.
             since_s: what was read before does not count.
         """
-        for worker, (report, read_s) in self._said.items():
-            is_asked = instance in ("", report.instance) and read_s >= since_s
-            if is_asked and report.servers[self._url] == state:
-                return worker
+        for report in self.since(since_s):
+            if instance in ("", report.instance) and report.servers[self._url] == state:
+                return report.worker
         return ""
 
     def is_used(self) -> bool:
         """Whether a worker that uses the server lives, by the reports."""
-        now_s = time.monotonic()
-        return any(
-            report.state != "stopped" and now_s - read_s < SILENT_S
-            for report, read_s in self._said.values()
-        )
-
-    def close(self) -> None:
-        """Release the reader."""
-        self._reader.close()
+        return bool(self.alive(SILENT_S))
 
 
 class MemoryLease:
