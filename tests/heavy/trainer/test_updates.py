@@ -18,7 +18,7 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.advantage import advantages_by
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.trainer_stand import (
@@ -35,7 +35,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from tests.memory.bus import MemoryBus
 from tests.unit.trainer import trainer_builders
-from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
+from tests.unit.trainer.trainer_builders import TinyModel, floats, packed_within, random_samples
 
 configure_torch(1)
 FAST = OptimizerSection(lr=1e-2, warmup_steps=0)
@@ -99,12 +99,14 @@ def test_mini_batches_are_steps_of_their_own() -> None:
     advantages = advantages_by(
         [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples], by
     )
-    whole = pack(samples, advantages, [], policy_version=3, token_budget=40, minibatches=2)
+    whole = packed_within(samples, advantages, [], policy_version=3, token_budget=40, minibatches=2)
     halves = []
     for own in (groups[: len(groups) // 2], groups[len(groups) // 2 :]):
         places = [i for i, s in enumerate(samples) if s.trajectory.group_id in own]
         part = [samples[i] for i in places]
-        halves.append(pack(part, advantages[places], [], policy_version=3, token_budget=40))
+        halves.append(
+            packed_within(part, advantages[places], [], policy_version=3, token_budget=40)
+        )
     result, made = stepped(by, whole)
     assert made == stepped(by, *halves)[1]
     assert result.metrics["updates"] == 2
