@@ -100,7 +100,7 @@ class PromptLimits:
         if self.max_tokens:
             return LeftOut("too long", f"{told}, the model takes at most {self.longest}")
         raise ConfigError(
-            f"{place}: {told}; the model takes at most {self.longest} so "
+            f"{place}: prompt of {num_tokens} tokens; the model takes at most {self.longest} so "
             "that one can follow; shorten or remove the row, or leave such rows out with "
             f"data.max_prompt_tokens = {self.longest}"
         )

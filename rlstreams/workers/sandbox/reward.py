@@ -82,7 +82,7 @@ class Verifier(AbstractContextManager["Verifier"]):
     def waits_for(self) -> str:
         """The same, in words; "": there are none."""
         num = self.num_elsewhere
-        return f"for the judge of {num} answers, which has turns on a device" if num else ""
+        return f"for the judge of {num} answers, which has shifts on a device" if num else ""
 
     async def verify(self, sample: AnswerToJudge) -> Judgement:
         """The reward of a sample.

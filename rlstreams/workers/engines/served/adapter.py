@@ -23,7 +23,7 @@ Calls = Sequence[tuple[str, Mapping[str, object]]]  # routes to call, in order, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartOptions:
     """The start of a kind of server: names of its options, and those for what we need of it."""
 
     module: str  # that `python -m` runs
@@ -49,7 +49,7 @@ class Adapter(ABC):
     """Client of one server of a kind. Each control call raises `ServerError` if it fails."""
 
     kind: ClassVar[Kind]
-    start: ClassVar[Start]
+    start: ClassVar[StartOptions]
     needed: ClassVar[tuple[Needed, ...]]
     spread_flags: ClassVar[tuple[str, str]]  # of replicas in one server, of a pipeline's stages
     has_staged_ranks: ClassVar[bool]  # its plugin counts the ranks of one stage

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.adapter import Adapter, Calls, Start, Value
+from rlstreams.workers.engines.served.adapter import Adapter, Calls, StartOptions, Value
 from rlstreams.workers.engines.served.facts import Kind, Needed, Ranks, ServerFacts, fields_at
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.wire import (
@@ -36,7 +36,7 @@ class SglangAdapter(Adapter):
     """See `Adapter`."""
 
     kind = Kind.SGLANG
-    start = Start(
+    start = StartOptions(
         module="sglang.launch_server",
         distributions=("sglang",),
         model="model-path",

