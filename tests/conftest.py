@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if _BROKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
-    items.sort(key=lambda item: _turn(_scope(item.nodeid)))
+    items.sort(key=lambda item: _place(_scope(item.nodeid)))
 
 
 # What shares a run, a model server, the broker behind a proxy or the process that ranks are forked
@@ -146,7 +146,7 @@ _SHARES = {
         for name in (
             "context", "megatron_ranks", "mesh_losses", "packed_ranks", "parallel",
             "parallel_adapters", "parallel_deaths", "rank_hosts", "rank_network", "rank_scorer",
-            "turns",
+            "shifts",
         )
     ),
 }  # fmt: skip
@@ -161,7 +161,7 @@ _COMPUTING = (
     *(f"tests/{name}/" for name in ("heavy", "processes", "chaos", "served")),
     *("syntax trees", "tests/"),
 )
-_TURNS = (*_WAITING, *_COMPUTING)
+_ORDER = (*_WAITING, *_COMPUTING)
 _LAST = ("tests/cluster/", "tests/hosts/")  # they cost CPU while they idle
 _NUM_WAITING = 2  # workers that begin with what waits
 
@@ -172,10 +172,10 @@ def _scope(nodeid: str) -> str:
     return _SHARED.get(file, file)
 
 
-def _turn(scope: str) -> int:
+def _place(scope: str) -> int:
     if scope.startswith(_LAST):
-        return len(_TURNS)
-    return next((n for n, begin in enumerate(_TURNS) if scope.startswith(begin)), len(_TURNS))
+        return len(_ORDER)
+    return next((n for n, begin in enumerate(_ORDER) if scope.startswith(begin)), len(_ORDER))
 
 
 class _TwoWait(LoadFileScheduling):

@@ -8,8 +8,20 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.syntax_trees import MODULES, Module, modules_of
+from tests.syntax_trees import MODULES, Module, is_within, modules_of
 
+# Where a turn would be taken for a shift on a shared GPU, or for a tick of a role's loop: a turn is
+# what one side of a conversation says.
+WITHOUT_TURNS = (
+    "rlstreams.up",
+    "rlstreams.streams.leases",
+    "rlstreams.workers.loop",
+    "rlstreams.workers.server",
+    "rlstreams.workers.engines.gpu_shifts",
+    "rlstreams.workers.bootstrap.gpus",
+    "rlstreams.workers.trainer.shifts",
+    "rlstreams.workers.trainer.worker",
+)
 RIDDLE = re.compile(r"(Who|Whose|What|Behind)\b")
 
 
@@ -31,6 +43,24 @@ def riddles(modules: Sequence[Module]) -> list[str]:
         for text in docstrings(module)
         if RIDDLE.match(str(text.value).strip())
     ]
+
+
+def turns(modules: Sequence[Module]) -> list[str]:
+    """Module and line of definitions and strings there that say turn."""
+    found = []
+    for module in modules:
+        if not any(is_within(module.name, room) for room in WITHOUT_TURNS):
+            continue
+        for node in module.nodes:
+            said = ""
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                said = re.sub(r"_|(?<=[a-z])(?=[A-Z])", " ", node.name)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said = node.value
+            if re.search(r"\bturns?\b", said, re.IGNORECASE):
+                assert isinstance(node, ast.stmt | ast.expr)
+                found.append(f"{module.name}:{node.lineno}")
+    return found
 
 
 def namesakes(modules: Sequence[Module]) -> dict[str, list[str]]:
@@ -71,6 +101,22 @@ def test_the_check_finds_riddles(tmp_path: Path) -> None:
         "rlstreams.bad:5",
         "rlstreams.bad:7",
     ]
+
+
+def test_a_turn_is_a_conversations() -> None:
+    """A GPU is shared in shifts, a role's loop ticks."""
+    assert turns(MODULES) == []
+
+
+def test_the_check_finds_turns(tmp_path: Path) -> None:
+    home = tmp_path / "rlstreams/workers/loop"
+    home.mkdir(parents=True)
+    text = (
+        'class OwnTurns:\n    """It returns."""\n    def turn(self):\n        return "its turn"\n'
+    )
+    (home / "lease.py").write_text(text, encoding="utf-8")
+    found = [1, 3, 4]
+    assert turns(modules_of(tmp_path)) == [f"rlstreams.workers.loop.lease:{n}" for n in found]
 
 
 def test_a_class_has_its_name_for_itself() -> None:

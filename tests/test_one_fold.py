@@ -35,7 +35,8 @@ TOLD_WORKERS = (
     "rlstreams.streams.audit",
     "rlstreams.streams.lineage.fold",
     "rlstreams.show.health.health",  # dates reports by its own clock
-    "rlstreams.workers",
+    "rlstreams.workers.loop.reporter",  # the newest one of each, for roles that may not fold a run
+    "rlstreams.workers.trainer.publisher",  # requests to itself
 )
 TOLD_SESSIONS = (
     "rlstreams.streams.sessions.fold",

@@ -1,7 +1,8 @@
-"""The rooms of the top floor: a tool may use those below it, and is used by those above."""
+"""The rooms of the top floor, and the room of what depends on a kind of model server."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "show": ("words",),
     "words": (),
 }
+# A kind of model server is named where its adapter is; all others ask the adapter.
+ADAPTERS = tuple(f"rlstreams.workers.engines.served.{kind}" for kind in ("vllm", "sglang"))
 
 
 def arrows_up(modules: Sequence[Module]) -> list[str]:
@@ -29,6 +32,17 @@ def arrows_up(modules: Sequence[Module]) -> list[str]:
         for name in module.imports
         for other in ROOMS
         if other != room and is_within(name, f"rlstreams.{other}") and other not in ROOMS[room]
+    ]
+
+
+def named_kinds(modules: Sequence[Module]) -> list[str]:
+    """Modules and lines that name one kind of model server, and are no adapter of it."""
+    return [
+        f"{module.name}:{node.lineno} {ast.unparse(node)}"
+        for module in modules
+        if is_within(module.name, "rlstreams") and module.name not in ADAPTERS
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("Kind.VLLM", "Kind.SGLANG")
     ]
 
 
@@ -54,4 +68,19 @@ def test_the_check_finds_arrows_that_lead_up(tmp_path: Path) -> None:
         "rlstreams.check.e imports rlstreams.debug.x",
         "rlstreams.show.b imports rlstreams.up.c",
         "rlstreams.up.d imports rlstreams.__main__.main",
+    ]
+
+
+def test_what_depends_on_a_kind_of_server_is_its_adapters() -> None:
+    assert named_kinds(MODULES) == []
+
+
+def test_the_check_finds_a_kind_that_is_named_elsewhere(tmp_path: Path) -> None:
+    home = tmp_path / "rlstreams/workers/engines/served"
+    home.mkdir(parents=True)
+    for name in ("vllm", "check"):
+        text = "flag = '--a' if facts.kind is Kind.VLLM else '--b'\n"
+        (home / f"{name}.py").write_text(text, encoding="utf-8")
+    assert named_kinds(modules_of(tmp_path)) == [
+        "rlstreams.workers.engines.served.check:1 Kind.VLLM"
     ]

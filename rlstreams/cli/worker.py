@@ -191,7 +191,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
     from rlstreams.workers.loop.agreement import check_alone, check_ordinal
     from rlstreams.workers.loop.compared import ClaimCheck, ComparedRole
     from rlstreams.workers.loop.control import ControlFollower, ControlledRole
-    from rlstreams.workers.loop.stall import Watchdog, turn_limit_s
+    from rlstreams.workers.loop.stall import Watchdog, tick_limit_s
     from rlstreams.workers.loop.standalone import StandaloneRole
 
     arm_crash_point(args.crash_at)
@@ -206,7 +206,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
     if args.role == "logprob":
         config = _placed(config, 0 if is_alone else ordinal)
     with open_bus(config) as bus, _health(args) as health:
-        watchdog = Watchdog(turn_limit_s(config), health.beat)
+        watchdog = Watchdog(tick_limit_s(config), health.beat)
         context = _context(args, config, bus, joined)
         context = replace(context, beat=watchdog.beat, on_report=health.report)
         if is_alone:  # `up` did, with the topics
@@ -216,11 +216,11 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
             context.log.info("starting", run=config.run.id)  # libraries take seconds to import
         is_server, device = args.role == "server", _shared_device(context)
         control = ControlFollower(bus, None if device is None else lease.POLL_S)
-        turns: lease.RoleTurns | None = None
+        shifts: lease.RoleShifts | None = None
         if device is not None and is_server and not is_judge(context):
-            turns = lease.FollowedTurns(device, control.leases)
+            shifts = lease.FollowedShifts(device, control.leases)
         elif device is not None:
-            turns = own = lease.DeviceTurns(context, device, control.leases)
+            shifts = own = lease.DeviceShifts(context, device, control.leases)
             if not own.await_first(lambda: bool(control.poll()) and not stop.requested):
                 return
         is_compared = args.role != "trainer"  # all others compare theirs with the trainer's claim
@@ -234,7 +234,7 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None 
         pausable = make_role(context)
         compared = StandaloneRole if is_alone else ComparedRole
         role: runtime.Role = compared(pausable, context) if is_compared else pausable
-        _drive(context, ControlledRole(role, pausable, control, turns), stop, watchdog)
+        _drive(context, ControlledRole(role, pausable, control, shifts), stop, watchdog)
 
 
 def _drive(context: Context, role: Role, stop: Stop, watchdog: Watchdog) -> None:

@@ -92,12 +92,12 @@ class DeviceLease:
 
     run: str
     device: str  # its name in the configuration
-    turn: int  # counts the grants of this device, from 1
+    turn: int  # the number of a shift: counts the grants of this device, from 1
     state: str  # "granted", "held", "recalled", "released", "lost"
-    holder: str  # worker that this turn is granted to
+    holder: str  # worker that this shift is granted to
     instance: str  # its process
     reason: str = ""  # why it changed hands
-    seconds: float = 0.0  # what this change took; of "lost": how long the turn had lasted
+    seconds: float = 0.0  # what this change took; of "lost": how long the shift had lasted
     waiting: dict[str, float] = field(default_factory=dict)  # samples by role, as it was decided
     by: str = ""
     at_ms: int = 0

@@ -53,7 +53,7 @@ class PolicyStored:
     files: tuple[StoredFile, ...]  # written for it; none: it was there
     oldest_version: int  # that the store still has
     missing: tuple[int, ...]  # versions that were passed over since the event before
-    seconds: float  # from its turn to the last byte
+    seconds: float  # from its start to the last byte
     stored_at_ms: int
 
 

@@ -1,6 +1,6 @@
 """Leases on devices that roles share: a fold of `control`. Pure.
 
-A turn is granted by `up`, held by its process once its memory is loaded, recalled by `up`, and
+A shift is granted by `up`, held by its process once its memory is loaded, recalled by `up`, and
 released by the process once its memory is given up; `up` writes `lost` for a process that has
 ended. An event that does not follow from the state before is void, so a record of a process that
 lost its lease changes nothing, and no device ever has two holders.
@@ -28,15 +28,15 @@ _FOLLOWS = {
 class Lease:
     """The lease on one device, as of the last event."""
 
-    turn: int = 0
+    shift: int = 0
     state: str = FREE
     holder: str = ""  # worker; of a free lease the last holder
     instance: str = ""
     since_ms: int = 0  # begin of this state, by the reader's clock
     held_ms: int = 0  # time at which the holder loaded its memory, likewise; 0: not yet
     begun: set[str] = field(default_factory=set)  # processes that ever held it
-    ended: str = ""  # end of the last finished turn: RELEASED or LOST
-    is_torn: bool = False  # the first record that was read lies in the middle of a turn
+    ended: str = ""  # end of the last finished shift: RELEASED or LOST
+    is_torn: bool = False  # the first record that was read lies in the middle of a shift
 
     @property
     def is_free(self) -> bool:
@@ -44,7 +44,7 @@ class Lease:
         return self.state == FREE
 
     def is_of(self, instance: str) -> bool:
-        """Whether the present turn is this process's."""
+        """Whether the present shift is this process's."""
         return not self.is_free and self.instance == instance
 
 
@@ -66,16 +66,16 @@ class Leases:
         if not isinstance(event, DeviceLease):
             return False
         lease = self[event.device]
-        is_next = event.turn == lease.turn + (event.state == GRANTED)
+        is_next = event.turn == lease.shift + (event.state == GRANTED)
         is_own = event.state == GRANTED or event.instance == lease.instance
-        # A compacted log may begin within a turn, and lack the event that ended it.
+        # A compacted log may begin within a shift, and lack the event that ended it.
         does_follow = lease.state in _FOLLOWS.get(event.state, ())
         does_follow |= lease.is_torn and event.state == GRANTED
         does_follow &= is_next and is_own
-        if not does_follow and lease.turn:
+        if not does_follow and lease.shift:
             return False
         lease.is_torn = not does_follow
-        lease.turn, lease.since_ms = event.turn, read_ms
+        lease.shift, lease.since_ms = event.turn, read_ms
         lease.holder, lease.instance = event.holder, event.instance
         lease.state = FREE if event.state in (RELEASED, LOST) else event.state
         lease.ended = event.state if lease.is_free else lease.ended

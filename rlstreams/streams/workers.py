@@ -80,7 +80,7 @@ class Life:
     policy_version: int
     counters: Mapping[str, float]
     heard_ms: int = 0  # its last report
-    loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses
+    server_loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses
     has_started: bool = False  # it has reported another state than those of a start
 
     @property
@@ -367,7 +367,7 @@ class Workers:
         life.at_ms, life.state, life.detail = event.at_ms, event.state, event.detail
         life.heard_ms = heard_ms
         life.policy_version, life.counters = event.policy_version, event.counters
-        life.loads = event.loads
+        life.server_loads = event.loads
         life.has_started |= event.state not in STARTING
         if life.role != "trainer" and any(
             count for name, count in event.counters.items() if name not in _NO_WORK

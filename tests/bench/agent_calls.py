@@ -96,7 +96,7 @@ class OnBroker(Stand):
 def drive(loop: StageLoop, done: Callable[[], bool]) -> None:
     until_s = time.monotonic() + LIMIT_S
     while not done():
-        loop.turn()
+        loop.tick()
         if time.monotonic() > until_s:
             raise TimeoutError(f"not done within {LIMIT_S:g} s")
 

@@ -42,7 +42,7 @@ TARGETS = [
 ]
 TESTS = ["tests/unit", "tests/heavy/trainer", "tests/heavy/crashes"]
 # What starts ranks or compilers passes the same lines, and takes minutes.
-NOT_TESTS = "*parallel*", "*rank*", "test_context.py", "test_turns.py", "test_any_sample.py"
+NOT_TESTS = "*parallel*", "*rank*", "test_context.py", "test_shifts.py", "test_any_sample.py"
 LIBRARIES = ("torch", "transformers", "numpy", "aiohttp", "fastavro", "confluent_kafka", "pytest")
 MARKS = "not (broker or e2e or docker or vllm or slow)"
 TESTS_S = 6.0  # of tests for one mutant, the narrowest first

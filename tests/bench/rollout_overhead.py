@@ -147,7 +147,7 @@ class Ours:
         self._pen.commit([outgoing(PROMPTS, prompt, partition=0) for prompt in prompts])
         raws: list[RawRecord] = []
         while len(raws) < num:
-            self._worker.turn()
+            self._worker.tick()
             raws += reader.poll(num, 0.0)
             if left_s and time.perf_counter() > started_s + left_s[0]:
                 left_s.pop(0)

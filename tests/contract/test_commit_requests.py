@@ -23,7 +23,7 @@ from tests import factories
 from tests.call_events import call_replayed
 from tests.contract.buses import Cluster
 from tests.contract.polling import WAIT_S, within
-from tests.unit.roles.stand import turn_until
+from tests.unit.roles.stand import tick_until
 from tests.unit.workers.test_stage import HeldStage
 
 NAME = "0/0"
@@ -45,7 +45,7 @@ class Owner:
         )
 
     def begin(self) -> None:
-        turn_until(self.loop, lambda: NAME in self.stage.begun)
+        tick_until(self.loop, lambda: NAME in self.stage.begun)
 
     def ask(self, number: int) -> Future[None]:
         made = outgoing(CALLS, call_replayed(start=number), partition=0)
@@ -93,7 +93,7 @@ def test_they_are_committed_and_their_input_stays_open(
     owners.append(Owner(cluster.bus(), 0))
     owners[0].begin()
     answers = [owners[0].ask(number) for number in range(3)]
-    turn_until(owners[0].loop, lambda: all(answer.done() for answer in answers))
+    tick_until(owners[0].loop, lambda: all(answer.done() for answer in answers))
     assert sorted(committed(cluster)) == [0, 1, 2]
     owners.pop().close()
     owners.append(Owner(cluster.bus(), 0))
@@ -110,17 +110,17 @@ def test_who_has_lost_the_partition_commits_nothing_and_answers_nobody(
     owners.append(Owner(cluster.bus(), 1))
     owners[1].begin()
     lost = owners[0].ask(7)
-    turn = owners[0].loop
-    turn._poll = lambda: None  # type: ignore[method-assign]
+    first = owners[0].loop
+    first._poll = lambda: None  # type: ignore[method-assign]
     with suppress(StreamsError):
-        turn_until(owners[1].loop, lambda: _turned(turn))
+        tick_until(owners[1].loop, lambda: _ticked(first))
     assert not lost.done()
     answer = owners[1].ask(8)
-    turn_until(owners[1].loop, answer.done)
+    tick_until(owners[1].loop, answer.done)
     assert committed(cluster) == [8]
 
 
-def _turned(loop: StageLoop) -> bool:
+def _ticked(loop: StageLoop) -> bool:
     """Whether it has tried to commit, and learnt what came of it."""
-    loop.turn()
+    loop.tick()
     return loop._pending._aborts.num > 0

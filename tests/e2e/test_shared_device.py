@@ -1,4 +1,4 @@
-"""All roles on one device, by turns, with kills: nothing is lost, and no turn overlaps."""
+"""All roles on one device, in shifts, with kills: nothing is lost, and no shift overlaps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ kills = [
 """
 
 
-def test_roles_take_turns_while_they_are_killed(tmp_path: Path) -> None:
+def test_roles_have_shifts_while_they_are_killed(tmp_path: Path) -> None:
     """A judge's server that sleeps is never asked, or it would end; every event of a lease follows
     from the one before."""
     workspace = Workspace(tmp_path)

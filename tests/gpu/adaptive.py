@@ -95,10 +95,10 @@ class Flood(Ours):
             while num_given - len(came) < 3 * args.slots:
                 self._give(num_given // GROUP, args)
                 num_given += GROUP
-            self._worker.turn()
+            self._worker.tick()
             now_s = time.monotonic()
             if not started_s:
-                if any(load.in_flight for load in self._engine.loads):
+                if any(load.in_flight for load in self._engine.server_loads):
                     started_s = now_s
                 assert now_s < deadline_s, f"nothing is sampled after {FIRST_S:g} s"
                 continue
@@ -121,7 +121,7 @@ class Flood(Ours):
         ])  # fmt: skip
 
     def _look(self, at_s: float) -> Look:
-        (load,) = self._engine.loads
+        (load,) = self._engine.server_loads
         return Look(at_s=at_s, num_tokens=num_generated(self._url), gauges=gauges_at(self._url),
                     limit=load.limit, in_flight=load.in_flight, why=load.why)  # fmt: skip
 

@@ -1,12 +1,12 @@
-"""Roles of one GPU: weights handed over by CUDA IPC, and a whole run by turns.
+"""Roles of one GPU: weights handed over by CUDA IPC, and a whole run in shifts.
 
     python -m tests.gpu.one_card ipc --out ipc.json            # a minute: hand-over alone
     python -m tests.gpu.one_card run --out run.json            # trainer, vLLM and scorer, 8 minutes
-    python -m tests.gpu.one_card run --config RUN.toml --config .../reasoner/by-turns.toml
+    python -m tests.gpu.one_card run --config RUN.toml --config .../reasoner/in-shifts.toml
 
 `ipc`: pullers on the trainer's own GPU; every pull is compared bit by bit with content that the
 puller makes itself. `run`: `rlstreams up` with the demo and `infra/examples/one-gpu.toml`, or what
-`--config` names; then the log is read: turns with the seconds of each change, weights of each load
+`--config` names; then the log is read: shifts with the seconds of each change, weights of each load
 against the ledger's hash, and the most memory that `nvidia-smi` saw on the card.
 """
 
@@ -91,20 +91,20 @@ def events_of(bus: Bus, topic: str) -> list[Any]:
     return found
 
 
-def turns_of(bus: Bus) -> dict[str, Any]:
+def shifts_of(bus: Bus) -> dict[str, Any]:
     """What the leases say: changes by role and state, seconds; and whether any was void."""
     leases, seconds, num_void = Leases(), defaultdict(list), 0
-    num_turns: dict[str, int] = defaultdict(int)
+    num_shifts: dict[str, int] = defaultdict(int)
     for record in events_of(bus, CONTROL.name):
         event = record.event
         if isinstance(event, DeviceLease):
             num_void += not leases.apply(event)
             role = event.holder.rpartition("-")[0]
-            num_turns[role] += event.state == HELD
+            num_shifts[role] += event.state == HELD
             if event.state in (HELD, RELEASED):
                 seconds[f"{role} {event.state}"].append(event.seconds)
     return {
-        "turns": dict(num_turns),
+        "shifts": dict(num_shifts),
         "void": num_void,
         "median_change_s": {name: statistics.median(own) for name, own in seconds.items()},
         "max_change_s": {name: max(own) for name, own in seconds.items()},
@@ -141,7 +141,7 @@ def whole_run(args: argparse.Namespace) -> dict[str, Any]:
     if status:
         sys.stdout.write(tails(Path(config.folder)) + "\n")
     with opened_run(config) as log:
-        result |= turns_of(log.bus) | {"wrong_loads": wrong_loads(log.bus)}
+        result |= shifts_of(log.bus) | {"wrong_loads": wrong_loads(log.bus)}
     return result | told_by_the_log(config)
 
 

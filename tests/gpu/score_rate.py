@@ -77,7 +77,7 @@ def scored_by(worker: StageLoop, stand: Stand, trajectories: Sequence[Any]) -> f
     stand.send(*(outgoing(TRAJECTORIES, one) for one in trajectories))
     started_s = time.monotonic()
     while sum(bus.ends(SCORED.name).values()) < before + len(trajectories):
-        worker.turn()
+        worker.tick()
         if time.monotonic() > started_s + 300:
             why = {letter.detail for letter in stand.read(DEAD_LETTERS.name, DeadLetter)}
             raise SystemExit(f"dead letters: {why}; of others nothing came for 300 s")

@@ -21,11 +21,10 @@ from rlstreams.workers.model.attention import attention_of
 from rlstreams.workers.model.documents import ATTENTION, Documents, use_documents
 from rlstreams.workers.model.model import configure_torch, load_model
 from rlstreams.workers.model.token_scores import TokenScorer
-from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
 from tests.documents_on_cpu import one_by_one, take_documents_on_cpu
-from tests.unit.trainer.trainer_builders import random_samples
+from tests.unit.trainer.trainer_builders import packed_within, random_samples
 
 configure_torch(1)
 SPEC = ModelSpec(folder=Path(), dtype="float32", bin_tokens=512, asked_by="trainer")
@@ -93,7 +92,9 @@ def test_a_step_in_bins_is_the_step_of_padded_rows(tmp_path: Path) -> None:
     for in_bins in (False, True, True):
         scorer = scorer_of("Qwen3ForCausalLM", tmp_path)
         use_documents(scorer.model)
-        batch = pack(samples, advantages, [], policy_version=2, token_budget=48, in_bins=in_bins)
+        batch = packed_within(
+            samples, advantages, [], policy_version=2, token_budget=48, in_bins=in_bins
+        )
         assert len(batch.micro_batches) > 1
         learner = Learner.of(scorer.model, OptimizerSection(), LossSection(), scorer=scorer)
         results.append(learner.step(batch))

@@ -100,7 +100,7 @@ def test_the_example_for_two_gpus_is_right_as_far_as_it_can_be_read() -> None:
     assert "NOT RUN AS A WHOLE" in path.read_text("utf-8")
 
 
-def test_roles_of_eight_gpus_take_turns_on_all_of_them() -> None:
+def test_roles_of_eight_gpus_have_shifts_on_all_of_them() -> None:
     """Each GPU has a rank of the trainer, one of the scorer and a server of its own."""
     config = load([EXAMPLES / ON_GPUS, EXAMPLES / "eight-gpus-hybrid.toml"])
     check_start(config)

@@ -132,18 +132,18 @@ def test_all_versions_and_bins_use_what_was_compiled_at_the_start(
     assert counters["stats"]["unique_graphs"] == compiled
 
 
-def test_each_forward_takes_its_turn_on_a_shared_gpu(tmp_path: Path) -> None:
-    """One turn for each part of a window, and turns change no bit."""
+def test_each_forward_takes_its_shift_on_a_shared_gpu(tmp_path: Path) -> None:
+    """One shift for each part of a window, and shifts change no bit."""
     folder = families.make("Qwen3ForCausalLM", tmp_path)
     channel, sequences = FolderChannel(folder), sequences_of([40, 64, 17, 58, 33])
     scorer = scorer_of(folder, token_budget=BIN)
-    alone, turns = scores(scorer, channel, sequences), []
+    alone, shifts = scores(scorer, channel, sequences), []
 
     def run(work: Any) -> Any:
-        turns.append(work)
+        shifts.append(work)
         return work()
 
     scorer.run = run
     shared = scores(scorer, channel, sequences)
     assert all((one == other).all() for one, other in zip(alone, shared, strict=True))
-    assert 2 == len(turns)
+    assert 2 == len(shifts)

@@ -20,7 +20,7 @@ from rlstreams.workers.loop.runtime import Stop, run
 from rlstreams.workers.loop.stall import Watchdog
 class Hangs:
     done = False
-    def turn(self): self.ask_the_broker()
+    def tick(self): self.ask_the_broker()
     def ask_the_broker(self): threading.Event().wait()
     def drain(self): pass
     def close(self): pass
@@ -84,7 +84,7 @@ def test_nothing_heavy_is_imported(program: str, heavy: str) -> None:
     assert (0, "[]") == (done.returncode, done.stdout.splitlines()[-1])
 
 
-def test_a_turn_that_never_ends() -> None:
+def test_a_tick_that_never_ends() -> None:
     """The process ends as failed and says where it stood."""
     done = ended(HANGS)
     assert 1 == done.returncode

@@ -71,7 +71,7 @@ class Run:
             with suppress(ServerEndedError):
                 try:
                     while not self._stop.is_set():
-                        role.turn()
+                        role.tick()
                 except ServerEndedError as err:
                     self.ends.append(str(err))
                     raise

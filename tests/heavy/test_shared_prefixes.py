@@ -29,7 +29,6 @@ from rlstreams.workers.model.model import configure_torch, load_model, right_pad
 from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, Tokens
 from rlstreams.workers.model.token_scores import TokenScorer
 from rlstreams.workers.trainer.learn.cutting import prefixes_of
-from rlstreams.workers.trainer.learn.packing import pack
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import weight_hash
 from tests import families
@@ -37,6 +36,7 @@ from tests.documents_on_cpu import one_by_one, take_documents_on_cpu
 from tests.unit.trainer.trainer_builders import (
     floats,
     ids,
+    packed_within,
     policy_segment,
     prompt_segment,
     score,
@@ -318,7 +318,7 @@ def test_a_redone_step_is_planned_as_it_was() -> None:
     rows = [row for sample in samples for row in scored_rows(sample)]
     for shares in (False, True):
         prefixes = prefixes_of(rows, replay_routes=False) if shares else None
-        batch = pack(
+        batch = packed_within(
             rows, np.zeros(len(rows), np.float32), [],
             policy_version=2, token_budget=48, in_bins=True, prefixes=prefixes,
         )  # fmt: skip

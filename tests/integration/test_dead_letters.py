@@ -153,12 +153,12 @@ def write_rubbish(broker: str, run_id: str) -> None:
 
 
 def drive(site: Site, roles: list[Role], intake: Intake) -> None:
-    """Turns of all until our samples are through and the strangers' records are set aside."""
+    """Ticks of all until our samples are through and the strangers' records are set aside."""
     until_s = time.monotonic() + DEADLINE_S
     while True:
         for _ in range(20):
             for role in roles:
-                role.turn()
+                role.tick()
             intake.poll(0.0)
         found = Counter(letter.origin_topic for letter in (*site.letters(), *intake.letters))
         if (intake.num_samples, found) == (2, EXPECTED):
@@ -236,8 +236,8 @@ def a_group_is_asked_for_again(
         until_s = time.monotonic() + DEADLINE_S
         while worker._issued.num_groups < 2:
             assert time.monotonic() < until_s
-            worker.turn()
-        worker.turn()
+            worker.tick()
+        worker.tick()
         worker.close()
     assert [("1", 3)] == [(prompt.group_id, prompt.row) for prompt in replacing(site)]
     assert 1 == cli("requeue", "0", str(folder))

@@ -37,7 +37,7 @@ async def test_a_server_is_warmed_cut_and_warmed_anew(world: World) -> None:
         server.core.num_preemptions += 50
         before, server.core.holds = engine.capacity, True
         await until(lambda: capacity.num_preemptions == 50, "preemptions are not seen")
-        (load,) = engine.loads
+        (load,) = engine.server_loads
         assert (load.server, load.num_preemptions, load.why) == (server.url, 50, "preempted")
         assert 0.5 * before <= load.limit <= KEPT * before
         server.kill()

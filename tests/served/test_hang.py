@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlstreams.workers.engines.served.adapters import ADAPTERS
-from rlstreams.workers.engines.served.facts import ask_facts
+from rlstreams.workers.engines.served.adapters import ADAPTERS, ask_facts
 from rlstreams.workers.engines.served.http import ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.weights import report_listener

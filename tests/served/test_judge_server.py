@@ -65,7 +65,7 @@ def until_ready(role: ServerWorker) -> int:
     until_s = time.monotonic() + LIMIT_S
     while role._ready_s is None:
         assert time.monotonic() < until_s, role._process.log.read_text()
-        role.turn()
+        role.tick()
     assert role._process.child is not None
     return role._process.child.pid
 
@@ -82,7 +82,7 @@ def test_its_server_is_started_and_judges(role: ServerWorker) -> None:
     assert ended is not None
     assert ended.wait(LIMIT_S)
     with pytest.raises(ServerEndedError, match="was ended by SIGKILL"):
-        role.turn()
+        role.tick()
 
 
 @pytest.mark.parametrize(

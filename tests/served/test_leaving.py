@@ -17,8 +17,8 @@ from tests.servers.world import World
 from tests.waiting import until
 
 
-async def test_who_was_cancelled_in_this_turn_of_the_loop_is_given_no_place(world: World) -> None:
-    """It withdraws in the next turn; whoever waits behind it is served all the same."""
+async def test_who_was_cancelled_in_this_tick_of_the_loop_is_given_no_place(world: World) -> None:
+    """It withdraws in the next tick; whoever waits behind it is served all the same."""
     world.serve()
     async with world.engine(limit=1) as engine:
         await engine.pull(world.publish(0), world.channel)

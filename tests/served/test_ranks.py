@@ -9,9 +9,9 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import EngineSection
-from rlstreams.workers.engines.served.adapters import ADAPTERS
+from rlstreams.workers.engines.served.adapters import ADAPTERS, ask_facts
 from rlstreams.workers.engines.served.check import Weight, check_server
-from rlstreams.workers.engines.served.facts import Kind, Ranks, ask_facts, ask_ranks
+from rlstreams.workers.engines.served.facts import Kind, Ranks
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.plugin_delivery import PluginDelivery
 from rlstreams.workers.weights.report_listener import ReportListener
@@ -30,10 +30,11 @@ def test_replicas_in_one_server_are_refused_when_it_is_met(world: World, flavour
     async def meet() -> None:
         http = ServerHttp(server.url)
         facts = await ask_facts(http, ASK_S)
-        assert Ranks(total=4, replicas=2) == await ask_ranks(http, facts, ASK_S)
+        adapter = ADAPTERS[facts.kind](http, facts, ASK_S)
+        assert Ranks(total=4, replicas=2) == await adapter.ranks(ASK_S)
         delivery = PluginDelivery(listener, world.folder, world.folder, "0")
         try:
-            await delivery.prepare(ADAPTERS[facts.kind](http, facts, ASK_S))
+            await delivery.prepare(adapter)
         finally:
             await http.close()
 
@@ -58,7 +59,7 @@ def test_a_check_says_what_weights_reach(world: World, flavour: str) -> None:
 
 def test_stages_of_a_pipeline_are_named_too() -> None:
     """With the flag of the server's kind."""
-    told = {kind: Ranks(total=2, stages=2).refusal(kind)[0] for kind in Kind}
+    told = {kind: ADAPTERS[kind].refusal(Ranks(total=2, stages=2))[0] for kind in Kind}
     assert told[Kind.VLLM].startswith("--pipeline-parallel-size 2:")
     assert told[Kind.SGLANG].startswith("--pp-size 2:")
 

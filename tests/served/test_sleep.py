@@ -74,8 +74,8 @@ async def test_who_does_not_wake_is_not_taken_for_asleep(world: World, flavour: 
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-async def test_all_servers_of_a_worker_rest_in_one_turn(world: World, flavour: str) -> None:
-    """The turn is over once the last has no memory; each wakes at no version, and is pulled by."""
+async def test_all_servers_of_a_worker_rest_in_one_shift(world: World, flavour: str) -> None:
+    """The shift is over once the last has no memory; each wakes at no version, and is pulled by."""
     servers = [world.serve(flavour) for _ in range(3)]
     async with world.engine() as engine:
         await engine.pull(world.publish(0), world.channel)

@@ -123,7 +123,7 @@ async def test_a_pull_that_fails_untouched_makes_no_border(world: World, flavour
 async def test_an_answer_that_was_whole_when_its_server_was_lost_is_kept(
     world: World, flavour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both may come up in one turn of the loop; what the server held is forgotten by then."""
+    """Both may come up in one tick of the loop; what the server held is forgotten by then."""
     server = world.serve(flavour, step_s=STEP_S)
     heard = ServerClient._heard
 

@@ -41,11 +41,11 @@ class FakePlugin:
         self._core = core
         self._model = Table(core.table)
         self._server = ServerRank(self._model, torch.device("cpu"), engine="fake")
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     async def obey(self, text: str) -> None:
         """The report says how it went."""
-        async with self._turn:
+        async with self._one_at_a_time:
             self.num_orders += 1
             report = await asyncio.to_thread(self._server.obey, text)
             if "policy_version" in report:

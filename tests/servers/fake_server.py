@@ -24,7 +24,7 @@ from tests.servers.vllm_routes import VllmRoutes
 Spoil = Callable[[Answer], Answer]
 _DEADLINE_S = 60.0
 _STILL_S = 0.001
-_TURNS = 10  # of the loop, until whoever was accepted is known to the server
+_TICKS = 10  # of the loop, until whoever was accepted is known to the server
 _LOADING = (
     "/collective_rpc",
     "/update_weights",
@@ -132,7 +132,7 @@ class FakeServer:
         assert self._runner is not None
         # asyncio and aiohttp forget connections that are accepted while they shut down.
         self._loop.remove_reader(self._listening)
-        for _ in range(_TURNS):
+        for _ in range(_TICKS):
             await asyncio.sleep(0)
         for connection in self._runner.server.connections if self._runner.server else []:
             if connection.transport is not None:

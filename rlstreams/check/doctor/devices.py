@@ -237,7 +237,7 @@ def memory_checks(
 ) -> Iterator[Check]:
     """One check for the host, and one for each GPU that is used.
 
-    Roles that share GPUs keep in pinned host memory, while others have their turn, at most what
+    Roles that share GPUs keep in pinned host memory, while others have theirs, at most what
     they hold there. A server keeps nothing: its weights come anew.
 
     Args:
@@ -271,15 +271,15 @@ def _host_memory(here: Sequence[Need], free_mb: float) -> Check:
 
 
 def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bool) -> Check:
-    by_turns = {
+    in_shifts = {
         need.role: need.processes * need.mb
         for need in there
         if config.shared_device("rollout" if need.role == SERVER else need.role)
     }
-    total_mb = sum(need.processes * need.mb for need in there) - sum(by_turns.values())
-    total_mb += max(by_turns.values(), default=0.0)
+    total_mb = sum(need.processes * need.mb for need in there) - sum(in_shifts.values())
+    total_mb += max(in_shifts.values(), default=0.0)
     name, text = f"gpu {gpu.index} memory", " + ".join(map(str, there))
-    text += f" ({', '.join(by_turns)} by turns)" if by_turns else ""
+    text += f" ({', '.join(in_shifts)} in shifts)" if in_shifts else ""
     text += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
     if total_mb > gpu.total_mb:
         roles = {need.role for need in there}

@@ -136,7 +136,8 @@ async def _met(config: RunConfig, urls: Sequence[str]) -> list[tuple[Check, bool
 
 
 async def _server(config: RunConfig, url: str) -> tuple[Check, bool]:
-    from rlstreams.workers.engines.served.facts import Kind, RouterError, ask_usable, untested
+    from rlstreams.workers.engines.served.adapters import ask_usable
+    from rlstreams.workers.engines.served.facts import Kind, RouterError, untested
     from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
     kind, http = Kind(config.rollout.engine), ServerHttp(url)

@@ -40,7 +40,7 @@ from rlstreams.words.spelling import Spelling
 from rlstreams.workers.bootstrap.sessions import sessions_of
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.dataset.limits import PromptEncoder
+from rlstreams.workers.dataset.limits import PromptEncoder, PromptLimits
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.loop.commit_requests import CommitRequests
 from rlstreams.workers.policy.puller import Load
@@ -124,7 +124,8 @@ class AgentTrial:
         await engine.pull(channel.published, channel)
         self.times.load_s = time.monotonic() - started_s
         prompts = prompts_of(self.config, self.encoder, rows)
-        reasons = [left_out(self.config, engine, prompt) for prompt in prompts]
+        limits = PromptLimits.of(self.config.data, self.encoder, engine.max_tokens)
+        reasons = left_out(limits, rows, prompts)
         issued = [
             dataclasses.replace(prompt, sample=number, group_size=num_samples)
             for prompt, why in zip(prompts, reasons, strict=True)

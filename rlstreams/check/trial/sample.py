@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rlstreams.schemas.events import Prompt
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.pace import NEVER_REWARDED
 from rlstreams.words.screen import visible
 from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.dataset.limits import PromptEncoder
+from rlstreams.workers.dataset.limits import PromptEncoder, PromptLimits
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.engines.base import FinishReason
 from rlstreams.workers.engines.builtin import BuiltinEngine
@@ -181,19 +182,17 @@ def prompts_of(config: RunConfig, encoder: PromptEncoder, rows: Sequence[Row]) -
     return [prompt_of(row, encoder, seed, group_id=str(row.number)) for row in rows]
 
 
-def left_out(config: RunConfig, engine: BuiltinEngine, prompt: Prompt) -> str:
-    """Why a run would not issue the prompt; empty: it would."""
-    data, count = config.data, len(prompt.token_ids)
-    if count < data.min_prompt_tokens:
-        return f"{count} tokens, data.min_prompt_tokens is {data.min_prompt_tokens}"
-    if data.max_prompt_tokens and count > data.max_prompt_tokens:
-        return f"{count} tokens, data.max_prompt_tokens is {data.max_prompt_tokens}"
-    if count >= engine.max_tokens:
-        return (
-            f"{count} tokens, the model takes {engine.max_tokens}: `up` refuses the row "
-            "unless data.max_prompt_tokens leaves it out"
-        )
-    return ""
+def left_out(limits: PromptLimits, rows: Sequence[Row], prompts: Sequence[Prompt]) -> list[str]:
+    """Why a run would not issue each row, or would refuse it; empty: it would issue it."""
+    found = []
+    for row, prompt in zip(rows, prompts, strict=True):
+        try:
+            why = limits.left_out(len(prompt.token_ids), row.place)
+        except ConfigError as err:
+            found.append(f"`up` refuses the row: {err}")
+        else:
+            found.append(": ".join(why) if why else "")
+    return found
 
 
 async def all_of(work: Iterable[Coroutine[None, None, T]], what: str, say: Say) -> list[T]:
@@ -241,7 +240,8 @@ class Trial:
     def run(self, rows: Sequence[Row], num_samples: int) -> list[TriedRow]:
         """Sample `num_samples` answers to each row, all together, and judge them."""
         prompts = prompts_of(self._config, self._encoder, rows)
-        reasons = [left_out(self._config, self._engine, prompt) for prompt in prompts]
+        limits = PromptLimits.of(self._config.data, self._encoder, self._engine.max_tokens)
+        reasons = left_out(limits, rows, prompts)
         started_s = time.monotonic()
         answers = asyncio.run(
             self._sample(

@@ -220,7 +220,9 @@ def _workers(state: ViewState) -> Iterator[MetricFamily]:
 
 
 def _servers(state: ViewState) -> Iterator[MetricFamily]:
-    loads = {(w.worker, one.server): one for w in state.throughput.workers for one in w.loads}
+    loads = {
+        (w.worker, one.server): one for w in state.throughput.workers for one in w.server_loads
+    }
     labels = ("worker", "server")
     in_flight: Values = {key: one.in_flight for key, one in loads.items()}
     yield MetricFamily("server_in_flight", "The worker's requests at a server", in_flight, labels)

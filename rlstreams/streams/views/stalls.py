@@ -38,7 +38,7 @@ class StallLimits:
     sample_s: float = 0.0  # a rollout worker's own deadline for one sample, all attempts
     pull_s: float = 0.0  # for one pull of weights
     save_s: float = 0.0  # for one checkpoint
-    turns_s: float = 0.0  # for the other roles' turns on a shared device
+    shifts_s: float = 0.0  # for the other roles' shifts on a shared device
     start_s: float = START_S
 
     def own(self, role: str, state: str) -> float | None:
@@ -57,7 +57,7 @@ class StallLimits:
     def of(self, worker: Life) -> float:
         """Return the time that others wait for a worker in the state that it reports."""
         if worker.state == "offloaded":  # another role has its device: `up` watches the holder
-            return self.turns_s + max(self.stall_s, self.start_s)
+            return self.shifts_s + max(self.stall_s, self.start_s)
         if (own_s := self.own(worker.role, worker.state)) is not None:
             return own_s + RESTART_S
         return max(self.stall_s, self.start_s) if worker.state in STARTING else self.stall_s

@@ -29,7 +29,9 @@ class WorkerView:
     at_ms: int
     from_ms: int = 0  # first report of its first process
     host: str = ""
-    loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses; empty if it is silent
+    server_loads: tuple[
+        ServerLoad, ...
+    ] = ()  # of the model servers that it uses; empty if it is silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ def _shown(workers: Workers, worker: Worker) -> WorkerView:
         at_ms=life.at_ms,
         from_ms=next(iter(worker.lives.values())).from_ms,
         host=life.host,
-        loads=() if is_silent or life.state == "stopped" else life.loads,
+        server_loads=() if is_silent or life.state == "stopped" else life.server_loads,
     )
 
 

@@ -21,8 +21,8 @@ from rlstreams.streams.log.errors import StreamsError
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.topics import CONTROL, PROMPTS, SCORED, TRAJECTORIES
 from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, FleetPlace
+from rlstreams.up.supervisor.shifts import Demand, next_role, why_recall
 from rlstreams.up.supervisor.spawner import WorkerChild
-from rlstreams.up.supervisor.turns import Demand, next_role, why_recall
 from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.operation import Device
@@ -103,7 +103,7 @@ class DeviceScheduler(Closing):
             return None
         child = self._worker(role).child
         assert child is not None, "who asks has a process"
-        taken = Lease(turn=lease.turn + 1, holder=child.spec.worker, instance=child.spec.instance)
+        taken = Lease(shift=lease.shift + 1, holder=child.spec.worker, instance=child.spec.instance)
         return self._event(device, taken, GRANTED, f"{role} waits for {demands[role]}", demands)
 
     def _recall(
@@ -114,8 +114,8 @@ class DeviceScheduler(Closing):
             role,
             held_s,
             demands,
-            turn_s=device.turn_s,
-            longest_turn_s=device.longest_turn_s,
+            shift_s=device.turn_s,
+            longest_shift_s=device.longest_turn_s,
             is_idle=is_idle,
         )
         if not why:
@@ -137,7 +137,7 @@ class DeviceScheduler(Closing):
         return DeviceLease(
             run=self._config.run.id,
             device=device.name,
-            turn=lease.turn,
+            turn=lease.shift,
             state=state,
             holder=lease.holder,
             instance=lease.instance,
@@ -205,7 +205,7 @@ class DeviceScheduler(Closing):
         return self._fleet.of("server")[-1] if role == "judge" else self._fleet.of(role)[0]
 
     def _role_of(self, worker: str) -> str:
-        """The role by which a worker has turns; the judge's server has some of its own."""
+        """The role by which a worker has shifts; the judge's server has some of its own."""
         is_judge = bool(self._config.judge.model) and worker == self._judge
         return "judge" if is_judge else worker.rpartition("-")[0]
 
@@ -231,7 +231,7 @@ class DeviceScheduler(Closing):
             try:
                 os.close(take(lock_file(Path(self._config.folder), name)))
             except OwnedError as err:
-                self._await(device, f"{name}, after its turn,", err.owner, SERVER_S)
+                self._await(device, f"{name}, after its shift,", err.owner, SERVER_S)
                 return True
         return False
 
@@ -265,7 +265,7 @@ class DeviceScheduler(Closing):
         """Whether the lease shows what was written last."""
         if device.name not in self._written:
             return True
-        turn, state, at_s = self._written[device.name]
+        shift, state, at_s = self._written[device.name]
         shown = {LOST: lease.is_free, RECALLED: lease.state not in (GRANTED, HELD)}
-        is_there = lease.turn > turn or (lease.turn == turn and shown.get(state, True))
+        is_there = lease.shift > shift or (lease.shift == shift and shown.get(state, True))
         return is_there or time.monotonic() > at_s + READ_BACK_S

@@ -44,7 +44,7 @@ def problem(config: RunConfig, role: str, number: int, partitions: Mapping[str, 
             "--join`), or drain the run and go on with --resume and rollout.workers"
         )
     if (device := config.shared_device(role)) is not None:
-        return f"{asked}: {role} shares device {device.name!r} by turns, one process a role"
+        return f"{asked}: {role} shares device {device.name!r} in shifts, one process a role"
     return ""
 
 

@@ -46,6 +46,20 @@ class AskedAgent(Protocol):
         """See Desk."""
 
 
+def refuse_beyond(most: int, num: int, who: str) -> None:
+    """Return if one more request may wait for a session.
+
+    Args:
+        who: those that wait, in words.
+
+    Raises:
+        CallRefusedError: 429; as many as may be wait already.
+    """
+    if num >= most:
+        message = f"{num} {who} wait for a session already"
+        raise CallRefusedError(429, "overloaded", message, retry_after_s=BUSY_S)
+
+
 def start_json(start: Start, section: AgentSection, url: str) -> dict[str, Any]:
     """A start as JSON, for the runner or client that works on it."""
     return {

@@ -23,7 +23,7 @@ from typing import Any
 from rlstreams.streams.log.group_ids import group_of
 from rlstreams.streams.log.text import counted
 from rlstreams.workers.agents.agent import Ending, SamplePlace, Start, fell_silent
-from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
+from rlstreams.workers.agents.asking import MAX_ASKING, Given, refuse_beyond, start_json
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.gateway.port import CallRefusedError, ending
 
@@ -218,13 +218,7 @@ class OutsideAgent:
                 "is compared with those of its group, and has none alone",
                 param="group",
             )
-        if len(self._asking) >= self._max_asking:
-            raise CallRefusedError(
-                429,
-                "overloaded",
-                f"{len(self._asking)} clients of agent {self.name!r} wait for a session already",
-                retry_after_s=BUSY_S,
-            )
+        refuse_beyond(self._max_asking, len(self._asking), f"clients of agent {self.name!r}")
         given: Given = asyncio.get_running_loop().create_future()
         self._asking[given] = client_group
         self._match()

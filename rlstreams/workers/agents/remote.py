@@ -19,7 +19,7 @@ from typing import Any
 
 from rlstreams.streams.log.text import counted
 from rlstreams.workers.agents.agent import Ending, LostAgentError, SamplePlace, Start, fell_silent
-from rlstreams.workers.agents.asking import BUSY_S, MAX_ASKING, Given, start_json
+from rlstreams.workers.agents.asking import MAX_ASKING, Given, refuse_beyond, start_json
 from rlstreams.workers.config.agents import AgentSection
 from rlstreams.workers.gateway.port import CallRefusedError, ending
 
@@ -115,13 +115,7 @@ class RemoteAgent:
                 "which of its sessions are compared",
                 param="group",
             )
-        if len(self._runners) >= self._max_asking:
-            raise CallRefusedError(
-                429,
-                "overloaded",
-                f"{len(self._runners)} runners of agent {self.name!r} wait for a session already",
-                retry_after_s=BUSY_S,
-            )
+        refuse_beyond(self._max_asking, len(self._runners), f"runners of agent {self.name!r}")
         asking: Given = asyncio.get_running_loop().create_future()
         self._runners.append(asking)
         self._match()

@@ -1,4 +1,4 @@
-"""The device of the log-prob worker, and its turns with the trainer on one GPU."""
+"""The device of the log-prob worker, and its shifts with the trainer on one GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlstreams.workers.config.trainer import MEGATRON
 from rlstreams.workers.loop.context import Context
 
 if TYPE_CHECKING:
-    from rlstreams.workers.engines.gpu_turns import GpuTurns
+    from rlstreams.workers.engines.gpu_shifts import GpuShifts
 
 MPS_PIPES, USUAL_PIPES = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
 
@@ -23,13 +23,13 @@ def placed(config: RunConfig) -> RunConfig:
     return replace(config, logprob=replace(config.logprob, device=device))
 
 
-def turns_of(context: Context) -> GpuTurns | None:
-    """The turns by which trainer and log-prob worker share a GPU, for this role; call it before a
+def shifts_of(context: Context) -> GpuShifts | None:
+    """The shifts in which trainer and log-prob worker share a GPU, for this role; call it before a
     GPU is claimed.
 
-    None: it has its GPU to itself; or has it by longer turns (`[[devices]]`); or has several ranks,
-    which must not wait each for another role; or the driver lets two processes compute at once
-    (MPS, https://docs.nvidia.com/deploy/mps/), which is better.
+    None: it has its GPU to itself; or has it in longer shifts (`[[devices]]`); or has several
+    ranks, which must not wait each for another role; or the driver lets two processes compute at
+    once (MPS, https://docs.nvidia.com/deploy/mps/), which is better.
     """
     config = placed(context.config)
     trainer, logprob = config.trainer, config.logprob
@@ -41,7 +41,7 @@ def turns_of(context: Context) -> GpuTurns | None:
         return None
     if (Path(os.environ.get(MPS_PIPES, USUAL_PIPES)) / "control").exists():
         return None
-    from rlstreams.workers.engines.gpu_turns import GpuTurns
+    from rlstreams.workers.engines.gpu_shifts import GpuShifts
 
     own, first = index_of(trainer.device), index_of(logprob.device)
     # A log-prob worker's configuration names its own GPU, the trainer's that of the first.
@@ -51,8 +51,8 @@ def turns_of(context: Context) -> GpuTurns | None:
     names = _gpus_for(config)
     name = names[own] if own < len(names) else str(own)
     log = context.log
-    log.info("gpu_by_turns", gpu=name, roles=["trainer", "logprob"])
-    return GpuTurns(name, lambda why: log.info("gpu_not_given_back", why=why))
+    log.info("gpu_in_shifts", gpu=name, roles=["trainer", "logprob"])
+    return GpuShifts(name, lambda why: log.info("gpu_not_given_back", why=why))
 
 
 def index_of(device: str) -> int:

@@ -27,7 +27,7 @@ from rlstreams.workers.engines.served.facts import Kind
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.lease import lock_file
 from rlstreams.workers.model.base import EngineError
-from rlstreams.workers.server.judge import JudgeByTurns
+from rlstreams.workers.server.judge import JudgeInShifts
 from rlstreams.workers.server.process import HealthLooks, MemoryLock, ServerProcess, start_locks
 from rlstreams.workers.server.worker import Patience, ServerWorker
 
@@ -97,7 +97,7 @@ def make_judge_role(context: Context) -> ServerWorker:
     locks = start_locks((os.environ | command.environment).get(VISIBLE))
     memory = MemoryLock(lock_file(context.folder, "judge")) if is_shared else None
     log = context.folder / "logs" / f"judge-{kind}.log"
-    return (JudgeByTurns if is_shared else ServerWorker)(
+    return (JudgeInShifts if is_shared else ServerWorker)(
         context,
         url,
         ServerProcess(command, log, locks, memory),

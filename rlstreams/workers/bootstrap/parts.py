@@ -15,7 +15,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topic_plan import TopicPlan
 from rlstreams.streams.run.place import RunPlace
-from rlstreams.workers.bootstrap.gpus import placed, turns_of
+from rlstreams.workers.bootstrap.gpus import placed, shifts_of
 from rlstreams.workers.bootstrap.weights import (
     run_secret,
     weight_channel,
@@ -202,8 +202,8 @@ def _logprob(context: Context) -> Pausable:
         return _passing(context)
     from rlstreams.workers.model.base import CPU
 
-    turns, config = turns_of(context), placed(context.config)
-    scorer, reference = make_scorers(config, turns.run if turns else None)
+    shifts, config = shifts_of(context), placed(context.config)
+    scorer, reference = make_scorers(config, shifts.run if shifts else None)
     if config.logprob.device != CPU:
         reasons = {"rows_padded": scorer.why_padded, "layers_not_compiled": scorer.why_eager}
         if config.logprob.shared_prefixes and not scorer.why_padded:
@@ -223,8 +223,8 @@ def _passing(context: Context) -> Pausable:
 
     config, reference = context.config, None
     if config.has_scorer:
-        turns = turns_of(context)
-        with _scorers(placed(config), turns.run if turns else None) as (_, reference):
+        shifts = shifts_of(context)
+        with _scorers(placed(config), shifts.run if shifts else None) as (_, reference):
             pass
     scorer = PassingScorer(model_folder(config.model.path))
     return make_worker(context, context.bus, scorer, FileWeightChannel(), reference)
@@ -330,7 +330,7 @@ def _trainer(context: Context) -> Pausable:
     from rlstreams.workers.trainer.worker import TrainerWorker
 
     config, section = context.config, context.config.trainer
-    turns = turns_of(context)
+    shifts = shifts_of(context)
     device, gpus = claim_devices("trainer.device", section.device, section.ranks_here)
     folder = model_folder(config.model.path)
     if hosts := hosts_of(config, device, folder):
@@ -344,8 +344,8 @@ def _trainer(context: Context) -> Pausable:
         config.model.dtype,
         team=team,
     )
-    if turns:
-        training.learner.run = turns.run
+    if shifts:
+        training.learner.run = shifts.run
     return TrainerWorker(
         context, context.bus, training, weight_server(context), weight_store(context)
     )

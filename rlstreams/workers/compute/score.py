@@ -150,7 +150,7 @@ class MeshScorer:
         self._dropped: set[int] = set()  # by rank 0; the other ranks learn it with the next command
         is_beside = mesh.size == 1 and self._device.type != CPU
         self._side = torch.cuda.Stream() if is_beside else None  # type: ignore[no-untyped-call]
-        self._turn = threading.RLock() if mesh.size > 1 else nullcontext()  # one command at a time
+        self._one_at_a_time = threading.RLock() if mesh.size > 1 else nullcontext()  # commands
 
     @property
     def versions(self) -> Sequence[int]:
@@ -328,7 +328,7 @@ class MeshScorer:
 
     def _all(self, work: Callable[[list[int]], T], *, but: int | None = None) -> T:
         """Run `work` on all ranks with versions dropped since the last command, except `but`."""
-        with self._turn:
+        with self._one_at_a_time:
             dropped = [version for version in list(self._dropped) if version != but]
             self._dropped.difference_update(dropped)
             try:

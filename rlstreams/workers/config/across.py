@@ -36,7 +36,7 @@ GROUP_DEADLINES = 2.0  # of a group, at least, in those of a sample
 
 
 def judging(config: RunConfig) -> RewardSection:
-    """`[reward]` with the server of the run's judge, and with patience for the server's turns."""
+    """`[reward]` with the server of the run's judge, and with patience for the server's shifts."""
     device = config.shared_device("judge")
     away_s = 0.0 if device is None else device.others_s
     return judged_by_server(config.reward, config.judge, away_s)
@@ -168,7 +168,7 @@ def _sharing_problems(config: RunConfig, device: Device) -> Iterator[str]:
         if getattr(section, "workers", 1) > 1:
             more = ", and engine.servers for several servers" if role == "rollout" else ""
             yield (
-                f"[{role}.workers], {shares}: one worker of a role takes turns; set it to 1{more}"
+                f"[{role}.workers], {shares}: one worker of a role has shifts; set it to 1{more}"
             )
         if role == "rollout" and config.engine.urls:
             yield (

@@ -177,7 +177,7 @@ class TrackSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device(Section, section="devices"):
-    """GPUs whose roles take turns."""
+    """GPUs that roles share in shifts."""
 
     name: str
     """Name in events and messages."""
@@ -185,9 +185,9 @@ class Device(Section, section="devices"):
     """Roles that share it, at least two, one worker each; one at a time has its memory there.
     `judge` is the server of `[judge]`."""
     gpus: tuple[int, ...] = ()
-    """Numbers of its GPUs; empty: the roles compute on the CPU, and turns save no memory."""
+    """Numbers of its GPUs; empty: the roles compute on the CPU, and shifts save no memory."""
     turn_s: NonNegativeFloat = 2.0
-    """Smallest turn: so long a role keeps the device while it has work."""
+    """Smallest shift: so long a role keeps the device while it has work."""
     longest_turn_s: PositiveFloat = 120.0
     """After this long the device goes to any other role with work."""
     change_s: PositiveFloat = 120.0

@@ -251,12 +251,12 @@ class RunConfig:
     track: TrackSection = field(default_factory=TrackSection)
     demo: DemoSection = field(default_factory=DemoSection)
     devices: tuple[Device, ...] = ()
-    """GPUs that roles share by turns, one table `[[devices]]` each."""
+    """GPUs that roles share in shifts, one table `[[devices]]` each."""
     agent: tuple[AgentSection, ...] = ()
     """Agents, one table `[[agent]]` each: a sample is the session of one, and not one answer."""
 
     def shared_device(self, role: str) -> Device | None:
-        """The device that `role` has by turns; None: it has its own."""
+        """The device that `role` has in shifts; None: it has its own."""
         return next((device for device in self.devices if role in device.roles), None)
 
     @property
@@ -317,7 +317,7 @@ class RunConfig:
         """`logprob.device` with `auto` decided, and why; "" where it was named.
 
         A free GPU is best. Else the trainer's: the two compute in turn there, and together they are
-        as fast as their sum. A server does not wait for its turn: beside it both lose
+        as fast as their sum. A server does not wait for its shift: beside it both lose
         (infra/decisions/0069-the-log-prob-worker-on-the-trainers-gpu.md).
 
         Args:

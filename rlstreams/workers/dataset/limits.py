@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.data import DataSection
 from rlstreams.workers.dataset.row import PromptText, RowReader
 
+NO_LIMIT = 1 << 62
 SPARE_TOKENS = 16  # special tokens that a tokenizer may add around a text
 
 
@@ -26,6 +28,13 @@ class PromptEncoder(Protocol):
         """
 
 
+class LeftOut(NamedTuple):
+    """Why a row is left out."""
+
+    why: str  # for a count of such rows
+    detail: str  # the prompt's length and the limit
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLimits:
     """Limits of prompts, in tokens."""
@@ -35,13 +44,27 @@ class PromptLimits:
     min_tokens: int = 0
     max_tokens: int = 0  # 0: a prompt above `longest` is an error
 
+    @classmethod
+    def of(cls, data: DataSection, encoder: PromptEncoder, longest: int | None) -> PromptLimits:
+        """The limits that `[data]` sets.
+
+        Args:
+            longest: tokens that the model takes; None: unknown.
+        """
+        return cls(
+            encoder=encoder,
+            longest=longest - 1 if longest else NO_LIMIT,
+            min_tokens=data.min_prompt_tokens,
+            max_tokens=data.max_prompt_tokens,
+        )
+
     @property
     def key(self) -> list[object]:
         """All values that decide which rows are left out."""
         return [self.encoder.hash, self.longest, self.min_tokens, self.max_tokens]
 
     def reason(self, reader: RowReader, prompt: PromptText, num_bytes: int, place: str) -> str:
-        """Why a row is left out; empty: it stays.
+        """Why a row is left out, for a count; empty: it stays.
 
         A token stands for at least one byte, so that text which is short enough in bytes is not
         tokenised for this.
@@ -50,7 +73,7 @@ class PromptLimits:
             num_bytes: of the row.
 
         Raises:
-            ConfigError: the model cannot take it, and no setting leaves such rows out.
+            ConfigError: as `left_out`.
         """
         dressed = reader.dressed(prompt)
         most = min(self.max_tokens or self.longest, self.longest)
@@ -58,13 +81,24 @@ class PromptLimits:
             spare = len(dressed.encode()) - len(prompt.encode()) if dressed != prompt else 0
             if num_bytes + spare + SPARE_TOKENS <= most:
                 return ""
-        num_tokens = len(encoded(self.encoder, dressed, place))
+        found = self.left_out(len(encoded(self.encoder, dressed, place)), place)
+        return found.why if found else ""
+
+    def left_out(self, num_tokens: int, place: str) -> LeftOut | None:
+        """Why a row with a prompt of so many tokens is left out; None: it stays.
+
+        Raises:
+            ConfigError: the model cannot take it, and no setting leaves such rows out.
+        """
+        told = f"prompt of {num_tokens} tokens"
         if num_tokens < self.min_tokens:
-            return "too short"
-        if num_tokens <= most:
-            return ""
+            return LeftOut("too short", f"{told}, data.min_prompt_tokens is {self.min_tokens}")
+        if num_tokens <= min(self.max_tokens or self.longest, self.longest):
+            return None
+        if 0 < self.max_tokens < num_tokens:
+            return LeftOut("too long", f"{told}, data.max_prompt_tokens is {self.max_tokens}")
         if self.max_tokens:
-            return "too long"
+            return LeftOut("too long", f"{told}, the model takes at most {self.longest}")
         raise ConfigError(
             f"{place}: prompt of {num_tokens} tokens; the model takes at most {self.longest} so "
             "that one can follow; shorten or remove the row, or leave such rows out with "

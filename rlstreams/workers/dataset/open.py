@@ -15,8 +15,6 @@ from rlstreams.workers.dataset.row import Row, RowReader, parse
 from rlstreams.workers.dataset.sources import numbered_rows, source_of
 from rlstreams.workers.dataset.table import Dataset, Pass, check_disjoint, hold_out
 
-NO_LIMIT = 1 << 62
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problems:
@@ -43,12 +41,7 @@ def open_problems(
     Raises:
         ConfigError: names field, file and line, and what is wrong there.
     """
-    limits = PromptLimits(
-        encoder=encoder,
-        longest=longest - 1 if longest else NO_LIMIT,
-        min_tokens=data.min_prompt_tokens,
-        max_tokens=data.max_prompt_tokens,
-    )
+    limits = PromptLimits.of(data, encoder, longest)
 
     def read(field: str) -> Dataset:
         source, reader = source_of(data, field), RowReader(data, field)

@@ -160,7 +160,7 @@ class Engine(Protocol):
         """The state of each model server that it uses, by address; asked from any thread."""
 
     @property
-    def loads(self) -> Sequence[ServerLoad]:
+    def server_loads(self) -> Sequence[ServerLoad]:
         """Load of each model server; asked from any thread."""
 
     def wants(self, published: PolicyPublished) -> bool:

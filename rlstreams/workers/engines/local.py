@@ -95,7 +95,7 @@ class LocalEngine:
         return {}
 
     @property
-    def loads(self) -> Sequence[ServerLoad]:
+    def server_loads(self) -> Sequence[ServerLoad]:
         """No loads: the engine is in this process."""
         return ()
 

@@ -170,7 +170,7 @@ class SessionRecords:
         named: str = "",
         replaced: str | None = None,
         start: int = -1,
-        turn: int = 0,
+        number: int = 0,
     ) -> OutcomeReported:
         """The record of an outcome of this session.
 
@@ -178,10 +178,10 @@ class SessionRecords:
             named: its id; "": derived from the rest.
             replaced: id of the outcome that it takes the place of.
             start: of the agent, if it is its own word.
-            turn: number of its words before this one.
+            number: of its words before this one.
         """
         numbers = repr(report.reward), str(sorted(report.parts.items()))
-        about = report.note, str(report.call_id), str(replaced), str(start), str(turn)
+        about = report.note, str(report.call_id), str(replaced), str(start), str(number)
         return OutcomeReported(
             session_id=self.session_id,
             group_id=self._record.event.group_id,

@@ -35,7 +35,7 @@ class Word:
         self._records = records
         self._log = log
         self._goes_on = goes_on
-        self._turn = asyncio.Lock()  # rewards are written in the order in which they are said
+        self._in_order = asyncio.Lock()  # rewards are written in the order in which they are said
 
     @property
     def _own(self) -> dict[str, OutcomeReported]:
@@ -55,7 +55,7 @@ class Word:
             check_judgement(Judgement(reward=report.reward, parts=dict(report.parts)))
         except ValueError as err:
             raise CallRefusedError(400, "invalid_value", str(err), param="reward") from None
-        async with self._turn:
+        async with self._in_order:
             outcome = self.outcome(report)
             if outcome.outcome_id not in self._log.outcomes:
                 await self._records.committed(outcome)
@@ -73,7 +73,12 @@ class Word:
             raise _bad("supersedes", f"this agent reported no outcome {report.supersedes}")
         named = self._name(report.outcome_id) if report.outcome_id else ""
         made = self._records.outcome(
-            report, AGENT, named=named, replaced=replaced, start=self._records.start, turn=len(own)
+            report,
+            AGENT,
+            named=named,
+            replaced=replaced,
+            start=self._records.start,
+            number=len(own),
         )
         known = self._log.outcomes.get(named) if named else next(reversed(own.values()), None)
         if known is not None and _is_same(known, made):

@@ -22,7 +22,7 @@ from rlstreams.workers.logprob.scoring import Reference, score_records
 from rlstreams.workers.logprob.versions import plan_anchors, versions_of
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Offloading
+from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED, Offloading
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_trajectory
@@ -80,7 +80,7 @@ class LogprobStage:
         self._num_windows = 0
         self._passed: list[Finished] = []
         self._scorers = [scorer] if reference is None else [scorer, reference.scorer]
-        self._may_begin = True  # False: it has no turn on its device, or its turn ends
+        self._may_begin = True  # False: it has no shift on its device, or its shift ends
         self._offloading = Offloading(
             lambda: self._compute.submit(self._for_scorers, "off_load"),
             lambda: self._compute.submit(self._for_scorers, "load_back"),
@@ -186,9 +186,9 @@ class LogprobStage:
         """Pulls and reports."""
         versions = sorted(self._scorer.versions)
         self.reporter.policy_version = max(versions, default=-1)
-        self.reporter.load = {"open": self.num_open, "versions": versions}
+        self.reporter.figures = {"open": self.num_open, "versions": versions}
         if not self._may_begin:
-            self.reporter.state(OFFLOADED, AWAITS_TURN)
+            self.reporter.state(OFFLOADED, AWAITS_SHIFT)
         elif self._windows:
             self.reporter.state("working")
         elif self._puller.pulling is not None:

@@ -232,7 +232,7 @@ def check_alone(config: RunConfig) -> None:
     """
     if config.devices:
         raise ConfigError(
-            f"devices has {config.devices[0].name!r}, but only `rlstreams up` grants turns on it: "
+            f"devices has {config.devices[0].name!r}, but only `rlstreams up` grants shifts on it: "
             "start the run with it, or remove [[devices]] and give each role its own GPU"
         )
     weights = config.weights

@@ -94,7 +94,7 @@ class ComparedRole(RoleAround):
     Consumes: `steps`, from a little before its end (TrainerStarted, TrainerHeartbeat).
 
     Raises:
-        ConfigError: from `turn`: see `ClaimCheck`.
+        ConfigError: from `tick`: see `ClaimCheck`.
         OtherClaimError: the same, of a worker that joined: its next start reads the new claim.
     """
 
@@ -109,8 +109,8 @@ class ComparedRole(RoleAround):
         self._check = ClaimCheck(context)
         self._next_s = 0.0
 
-    def turn(self) -> None:
-        """Look for claims now and then; then the role's own turn."""
+    def tick(self) -> None:
+        """Look for claims now and then; then the role's own tick."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + LOOK_S
@@ -122,7 +122,7 @@ class ComparedRole(RoleAround):
                     raise
                 raise OtherClaimError(f"{err}; joined anew, it has the new claim's") from err
             self._looked(now_s)
-        super().turn()
+        super().tick()
 
     def close(self) -> None:
         """See `Role`."""

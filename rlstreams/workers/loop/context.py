@@ -31,7 +31,7 @@ class Context:
     claims_after: int | None = None  # claims above this epoch are of our supervisor's trainers
     is_joined: bool = False  # its configuration is that of the claim that it found
     files: Mapping[str, str] = field(default_factory=dict)  # `agreement.files_of`, at the start
-    beat: Callable[[], None] = lambda: None  # reports progress within a long turn
+    beat: Callable[[], None] = lambda: None  # reports progress within a long tick
     # Takes each report, and the worker's other figures of its load (`workers.loop.health`).
     on_report: Callable[[WorkerReport, Mapping[str, object]], None] = lambda report, load: None
 

@@ -14,7 +14,7 @@ from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.record import Record
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.foreign import EventReader
-from rlstreams.workers.loop.lease import RoleTurns
+from rlstreams.workers.loop.lease import RoleShifts
 from rlstreams.workers.loop.runtime import Pausable, Role, RoleAround
 
 RUNNING, PAUSED, DRAINING = "running", "paused", "draining"
@@ -84,7 +84,7 @@ class ControlledRole(RoleAround):
     Args:
         paused: the role that takes nothing new while it is paused; `role` may be one around it.
         control: read by this role from now on.
-        turns: for a role whose device is shared: has `paused` give it up and take it; closed with
+        shifts: for a role whose device is shared: has `paused` give it up and take it; closed with
             this role.
     """
 
@@ -93,27 +93,27 @@ class ControlledRole(RoleAround):
         role: Role,
         paused: Pausable,
         control: ControlFollower,
-        turns: RoleTurns | None = None,
+        shifts: RoleShifts | None = None,
     ) -> None:
         super().__init__(role)
         self._paused = paused
         self._control = control
-        self._turns = turns
+        self._shifts = shifts
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """See `Role`."""
         state = self._control.poll().state
         may_work = True
-        if self._turns is not None:
-            may_work = self._turns.turn(self._paused)
+        if self._shifts is not None:
+            may_work = self._shifts.tick(self._paused)
         self._paused.is_paused = state == PAUSED or not may_work
         if state == DRAINING:
             self.drain()
-        super().turn()
+        super().tick()
 
     def close(self) -> None:
         """See `Role`."""
         self._control.close()
-        if self._turns is not None:
-            self._turns.close()
+        if self._shifts is not None:
+            self._shifts.close()
         super().close()

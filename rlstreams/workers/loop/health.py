@@ -16,21 +16,21 @@ from typing import Any
 from rlstreams.schemas.events import WorkerReport
 from rlstreams.streams.log.errors import ConfigError
 
-SILENT_S = 30.0  # a worker turns many times a second, and reports progress in a long turn
+SILENT_S = 30.0  # a worker ticks many times a second, and reports progress in a long tick
 _SAID = ("worker", "role", "instance", "host", "state", "detail", "policy_version", "at_ms")
 
 
 class Health:
-    """The last report of a worker, and the time of its loop's last turn."""
+    """The last report of a worker, and the time of its loop's last tick."""
 
     def __init__(self, worker: str) -> None:
-        self._turned_s: float | None = None  # None while it starts, and loads its model
+        self._ticked_s: float | None = None  # None while it starts, and loads its model
         self._said: dict[str, object] = {"worker": worker, "state": "starting"}
         self._load: dict[str, object] = {}
 
     def beat(self) -> None:
-        """Note that the loop came round, or came forward within a turn."""
-        self._turned_s = time.monotonic()
+        """Note that the loop came round, or came forward within a tick."""
+        self._ticked_s = time.monotonic()
 
     def report(self, report: WorkerReport, load: Mapping[str, object]) -> None:
         """Take the worker's report and load, once a second."""
@@ -43,8 +43,8 @@ class Health:
             return 200, {**self._said, **self._load}
         if path != "/health":
             return 404, {"error": f"there is no {path}, only /health and /load"}
-        since_s = 0.0 if self._turned_s is None else time.monotonic() - self._turned_s
-        ok = self._turned_s is None or since_s < SILENT_S
+        since_s = 0.0 if self._ticked_s is None else time.monotonic() - self._ticked_s
+        ok = self._ticked_s is None or since_s < SILENT_S
         return 200 if ok else 503, {"ok": ok, **self._said, "since_last_turn_s": round(since_s, 1)}
 
     @contextmanager

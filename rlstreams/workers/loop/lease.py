@@ -1,7 +1,7 @@
-"""Turns of one process on a device that roles share: it works there only while it holds the lease.
+"""Shifts of one process on a device that roles share: it works there only while it holds the lease.
 
-`up` grants and recalls turns in `control`. This process answers in `control` too: `held` once its
-memory is loaded, `released` once it is given up. A process makes its role only in its first turn:
+`up` grants and recalls shifts in `control`. This process answers in `control` too: `held` once its
+memory is loaded, `released` once it is given up. A process makes its role only in its first shift:
 before that nothing is loaded. A process whose lease was given to another one ends.
 """
 
@@ -26,7 +26,7 @@ from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.runtime import Sharing
 
 POLL_S = 0.05  # of `control`, while devices are shared
-OFFLOADED, AWAITS_TURN = "offloaded", "until its turn on the device"  # in reports
+OFFLOADED, AWAITS_SHIFT = "offloaded", "until its shift on the device"  # in reports
 
 
 class LeaseLostError(StreamsError):
@@ -38,10 +38,10 @@ def lock_file(folder: Path, worker: str) -> Path:
     return folder / f"{worker}.device.lock"
 
 
-class RoleTurns(Protocol):
-    """A role's part in the turns on a device."""
+class RoleShifts(Protocol):
+    """A role's part in the shifts on a device."""
 
-    def turn(self, role: object) -> bool:
+    def tick(self, role: object) -> bool:
         """Follow `control`; whether `role` may begin work on the device."""
 
     def close(self) -> None:
@@ -56,8 +56,8 @@ class Following(Protocol):
         """Take the lease as it is now."""
 
 
-class FollowedTurns:
-    """Turns of a process that holds no lease, and works for one that does.
+class FollowedShifts:
+    """Shifts of a process that holds no lease, and works for one that does.
 
     Args:
         leases: brought up to date by the reader of `control`.
@@ -66,7 +66,7 @@ class FollowedTurns:
     def __init__(self, device: Device, leases: Leases) -> None:
         self._device, self._leases = device.name, leases
 
-    def turn(self, role: object) -> bool:
+    def tick(self, role: object) -> bool:
         """Pass the lease on to `role`."""
         assert isinstance(role, Following)
         role.follow(self._leases[self._device])
@@ -103,8 +103,8 @@ class Offloading:
         return self.is_here == here
 
 
-class DeviceTurns:
-    """The turns of this process on a shared device.
+class DeviceShifts:
+    """The shifts of this process on a shared device.
 
     Args:
         leases: brought up to date by the reader of `control`.
@@ -153,7 +153,7 @@ class DeviceTurns:
             return False
         return True
 
-    def turn(self, role: object) -> bool:
+    def tick(self, role: object) -> bool:
         """Follow the lease: give up or take the device; whether `role` may begin work there.
 
         Raises:
@@ -193,7 +193,7 @@ class DeviceTurns:
         event = DeviceLease(
             run=self._context.config.run.id,
             device=self._device,
-            turn=lease.turn,
+            turn=lease.shift,
             state=state,
             holder=self._context.worker,
             instance=self._context.instance,

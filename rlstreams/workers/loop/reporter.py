@@ -1,20 +1,24 @@
-"""A worker's report on itself: state, counters, held version; one record per second."""
+"""Reports of workers: a worker's own, one record per second; and the newest of others."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlstreams.schemas.events import NO_VERSION, ServerLoad, WorkerReport
+from rlstreams.streams.addresses import is_loopback
+from rlstreams.streams.log.bus import Bus, Closing
 from rlstreams.streams.log.codec import now_ms, outgoing
-from rlstreams.streams.log.record import Outgoing
+from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.loop.context import Context
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0
+MAX_POLL = 1000
 LINE_EVERY_S = 10.0  # in the worker's own log, for terminals
 _RATES = ("tokens", "samples", "groups", "steps")  # counters with a rate in that line, if they grow
 
@@ -32,9 +36,9 @@ class Reporter:
         self._stuck = StuckWatch(context.worker, context.role, limits_of(context.config))
         self.policy_version = NO_VERSION
         self._servers: Mapping[str, str] = {}
-        self.loads: Sequence[ServerLoad] = ()  # of the model servers that the worker uses
+        self.server_loads: Sequence[ServerLoad] = ()  # of the model servers that the worker uses
         self.gateway = ""  # its address, for other workers
-        self.load: Mapping[str, object] = {}  # for `/load` alone
+        self.figures: Mapping[str, object] = {}  # for `/load` alone
 
     def count(self, **amounts: float) -> None:
         """Add to counters, e.g. `count(tokens=7, busy_s=0.2)`."""
@@ -54,7 +58,7 @@ class Reporter:
             self._servers, self._next = states, 0.0
 
     def due(self) -> list[Outgoing]:
-        """The report, if it is time for one. Call it in every turn.
+        """The report, if it is time for one. Call it in every tick.
 
         Raises:
             StuckError: this worker reports that it works, and has finished nothing for too long.
@@ -76,10 +80,10 @@ class Reporter:
             at_ms=now_ms(),
             host=host_name(),
             servers=dict(self._servers),
-            loads=tuple(self.loads),
+            loads=tuple(self.server_loads),
             gateway=self.gateway,
         )
-        self._context.on_report(report, self.load)
+        self._context.on_report(report, self.figures)
         if now >= self._next_line:
             self._next_line = now + LINE_EVERY_S
             self._log_line(now)
@@ -107,3 +111,51 @@ class Reporter:
         self.state("stopped")
         self._next = 0.0
         return self.due()
+
+
+class NewestReports(Closing):
+    """The newest report of each worker that names an address: a fold of `worker-events`, and its
+    reader. A loopback address that another host's worker names is another process there, so that
+    worker names none. Belongs to the role's loop, but for `alive`.
+
+    Args:
+        start: offset by partition.
+        name: of the reader, for the log.
+        address_in: the address that a report names; empty: none, the report is passed over.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        start: Mapping[Partition, int],
+        name: str,
+        address_in: Callable[[WorkerReport], str],
+    ) -> None:
+        self._reader = EventReader(bus, start, name)
+        self._address_in = address_in
+        self._newest: dict[str, tuple[WorkerReport, float]] = {}  # by worker, with when it was read
+
+    def poll(self) -> None:
+        """Read what is new; never waits."""
+        for record in self._reader.poll(MAX_POLL):
+            report = record.event
+            if not isinstance(report, WorkerReport) or not (address := self._address_in(report)):
+                continue
+            if report.host in ("", host_name()) or not is_loopback(address):
+                self._newest[report.worker] = report, time.monotonic()
+            else:
+                self._newest.pop(report.worker, None)
+
+    def since(self, since_s: float) -> Sequence[WorkerReport]:
+        """Those that were read at that time, monotonic, or later."""
+        return [report for report, read_s in [*self._newest.values()] if read_s >= since_s]
+
+    def alive(self, silent_s: float) -> Sequence[WorkerReport]:
+        """Those of workers that have reported within `silent_s`, and not that they stop; may be
+        asked from any thread."""
+        found = self.since(time.monotonic() - silent_s)
+        return [report for report in found if report.state != "stopped"]
+
+    def close(self) -> None:
+        """Release the reader."""
+        self._reader.close()

@@ -1,6 +1,6 @@
-"""The loop that all roles share: turn, drain, stop; and the meaning of exit statuses.
+"""The loop that all roles share: tick, drain, stop; and the meaning of exit statuses.
 
-`run` drives a role, one turn after another. A turn polls, hands work to the compute threads, and
+`run` drives a role, one tick after another. A tick polls, hands work to the compute threads, and
 commits finished work; it waits at most a few tens of milliseconds.
 `rlstreams.workers.loop.stall` decides when a stuck role ends itself.
 The thread that calls `run` is the role's I/O thread: only this thread touches the bus.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlstreams.workers.loop.stall import Watchdog
 
 EXIT_S = 10.0
-IDLE_S = 0.02  # longest wait of a turn that has work beside it
+IDLE_S = 0.02  # longest wait of a tick that has work beside it
 
 
 class Exit(IntEnum):
@@ -45,7 +45,7 @@ class OwnerAliveError(Exception):
 class Role(Protocol):
     """One worker of one role, as the loop sees it."""
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Poll, hand work over, commit finished work."""
 
     def drain(self) -> None:
@@ -76,7 +76,7 @@ class Idling(Protocol):
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A role whose memory can leave a device; both methods are called in each turn until True."""
+    """A role whose memory can leave a device; both methods are called in each tick until True."""
 
     def give_up_device(self) -> bool:
         """Begin no work there; True once none runs there and the role's memory is free."""
@@ -92,9 +92,9 @@ class RoleAround:
         self._role = role
         self._is_draining = False
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """See `Role`."""
-        self._role.turn()
+        self._role.tick()
 
     def drain(self) -> None:
         """See `Role`."""
@@ -153,7 +153,7 @@ def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:
     An error of `close` after another error becomes a note of the first one.
 
     Args:
-        watchdog: ends the process with `Exit.FAILED`, and with a stack on stderr, in a turn (or
+        watchdog: ends the process with `Exit.FAILED`, and with a stack on stderr, in a tick (or
             `close`) that takes too long; None: it may take for ever.
     """
     draining = False
@@ -168,7 +168,7 @@ def run(role: Role, stop: Stop, watchdog: Watchdog | None = None) -> None:
                 if stop.requested and not draining:
                     draining = True
                     role.drain()
-                role.turn()
+                role.tick()
         except BaseException as reason:
             watchdog.beat()
             _close_after(role, reason)

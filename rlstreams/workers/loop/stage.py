@@ -149,7 +149,7 @@ class StageLoop:
         self._next_commit = 0.0
         self._drain_until: float | None = None
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Poll, begin, collect, commit. While a transaction is under way, collect and wait."""
         if self._pending.is_under_way:
             self._pending.add(self._stage.finished())

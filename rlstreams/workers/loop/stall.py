@@ -3,7 +3,7 @@
 A waiting role is not stuck: another one is, and exiting would not help. It logs the thing it waits
 for, once per `stall_s`. A role that reports working or pulling, and finishes nothing for longer
 than that may take, is stuck itself: it names its current work and exits, so that its supervisor
-restarts it. So does one whose turn never returns, because it cannot even report.
+restarts it. So does one whose tick never returns, because it cannot even report.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def limits_of(config: RunConfig) -> StallLimits:
         sample_s=sample_s * config.rollout.max_attempts + config.outcome.late_s,
         pull_s=config.weights.pull_deadline_s,
         save_s=config.deadlines.checkpoint_s,
-        turns_s=max((device.others_s for device in config.devices), default=0.0),
+        shifts_s=max((device.others_s for device in config.devices), default=0.0),
     )
 
 
-def turn_limit_s(config: RunConfig) -> float:
-    """Longest time of a turn, which may commit and wait for a predecessor's commit; 0: no limit."""
+def tick_limit_s(config: RunConfig) -> float:
+    """Longest time of a tick, which may commit and wait for a predecessor's commit; 0: no limit."""
     deadlines = config.deadlines
     if not deadlines.stall_s:
         return 0.0
@@ -115,7 +115,7 @@ class Watchdog:
     """Ends the process when its loop does not come round; a thread of its own. Use in a `with`.
 
     Args:
-        limit_s: longest turn; 0: no watch.
+        limit_s: longest tick; 0: no watch.
         on_beat: called with each beat.
     """
 
@@ -127,7 +127,7 @@ class Watchdog:
         self._over = threading.Event()
 
     def beat(self) -> None:
-        """Note that a turn begins, or that a long one has come forward."""
+        """Note that a tick begins, or that a long one has come forward."""
         self._beats += 1
         self._on_beat()
 
@@ -154,7 +154,7 @@ class Watchdog:
     def _end(self, stood_s: float) -> None:
         frame = sys._current_frames().get(self._thread.ident or 0)
         sys.stderr.write(
-            f"StuckError: one turn of this worker takes {stood_s:.0f} s, its limit is "
+            f"StuckError: one tick of this worker takes {stood_s:.0f} s, its limit is "
             f"{self._limit_s:g} s: it ends, to be started again. It was at:\n{_where(frame)}"
         )
         sys.stderr.flush()

@@ -95,7 +95,7 @@ class PromptsWorker:
             num_held_out=len(problems.held_out or ()),
         )
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Fold new records of `steps` and requests of operators, issue what is due."""
         reach(CrashPoint.POLL_BEFORE)
         records = list(self._steps.poll(MAX_POLL, self._poll_s))

@@ -87,7 +87,7 @@ class Sampler:
 
     @property
     def num_waiting(self) -> int:
-        """Samples that wait for a judge with turns of its own."""
+        """Samples that wait for a judge with shifts of its own."""
         return self.verifier.num_elsewhere
 
     @property

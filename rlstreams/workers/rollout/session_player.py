@@ -57,7 +57,7 @@ class SessionPlayer:
 
     @property
     def num_waiting(self) -> int:
-        """Sessions of remote agents that no runner has, or whose judge has turns of its own."""
+        """Sessions of remote agents that no runner has, or whose judge has shifts of its own."""
         num = self._runners.num_waiting if self._runners else 0
         return num + self.sessions.verifier.num_elsewhere
 

@@ -43,12 +43,12 @@ CHILD_VERIFIERS: Mapping[str, tuple[str, str]] = {
 
 
 def verifier_of(config: RunConfig, note: Callable[[str], None]) -> Verifier:
-    """The verifier of a run, whose judge may have turns on a device.
+    """The verifier of a run, whose judge may have shifts on a device.
 
     Args, Raises: as `make_verifier`.
     """
     verifier = make_verifier(judging(config), note)
-    verifier.has_turns = config.shared_device("judge") is not None
+    verifier.has_shifts = config.shared_device("judge") is not None
     return verifier
 
 

@@ -18,7 +18,7 @@ from rlstreams.workers.loop.agreement import judged_by
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.dead_letters import Reason, set_aside
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Offloading
+from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED, Offloading
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import Finished, StageLoop
 from rlstreams.workers.loop.validation import check_prompt
@@ -75,7 +75,7 @@ class RolloutStage:
         # begun and ended, not yet concluded
         self._ended: dict[Hashable, asyncio.Task[Rolled]] = {}
         self._num_sampled = 0
-        self._may_begin = True  # False: it has no turn on its device, or its turn ends
+        self._may_begin = True  # False: it has no shift on its device, or its shift ends
         self._offloading = Offloading(
             lambda: self._loop.submit(self._sleep()), lambda: self._loop.submit(self._wake())
         )
@@ -193,7 +193,7 @@ class RolloutStage:
         self._loop.cancel(running)
 
     def give_up_device(self) -> bool:
-        """Cut what is sampled, once no pull is under way; it goes on in the next turn."""
+        """Cut what is sampled, once no pull is under way; it goes on in the next shift."""
         self._may_begin = False
         return self._puller.pulling is None and self._offloading.to(here=False)
 
@@ -215,15 +215,15 @@ class RolloutStage:
         held = self._engine.policy_version
         self.reporter.policy_version = held
         self.reporter.servers(self._engine.servers)
-        self.reporter.loads = self._engine.loads
+        self.reporter.server_loads = self._engine.server_loads
         self.reporter.gateway = self._player.address
-        self.reporter.load = {"open": self.num_open, "versions": [held]}
+        self.reporter.figures = {"open": self.num_open, "versions": [held]}
         # Of all that was sampled, what is in no trajectory was sampled in vain.
         sampled, self._num_sampled = self._num_sampled, self._engine.num_sampled
         self.reporter.count(sampled_tokens=self._num_sampled - sampled)
         state, detail = "waiting", self._player.waits_for
         if not self._may_begin:
-            state, detail = OFFLOADED, AWAITS_TURN
+            state, detail = OFFLOADED, AWAITS_SHIFT
         elif self._offloading.was_used and self._puller.pulling is not None:
             state, detail = "pulling", f"policy version {self._puller.pulling}"
         elif len(self._running) > self._player.num_waiting:
@@ -251,12 +251,12 @@ class RolloutStage:
     @property
     def may_join(self) -> bool:
         """Whether it holds weights, for which a server may have to start; or has had to wait for
-        its turn on a device, which only work in its partitions brings."""
+        its shift on a device, which only work in its partitions brings."""
         return self._offloading.was_used or self._engine.policy_version in self._puller.loads
 
     @property
     def is_out(self) -> bool:
-        """Whether none of its servers is up, and none sleeps for another role's turn."""
+        """Whether none of its servers is up, and none sleeps for another role's shift."""
         return not (self._offloading.was_used or self._engine.is_up)
 
     def close(self) -> None:

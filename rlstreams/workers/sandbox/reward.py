@@ -70,19 +70,19 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.close = close
         self.num_open = 0
         """Samples that wait for their reward."""
-        self.has_turns = False
-        """Whether the judge computes on a device that roles share, in turns of its own."""
+        self.has_shifts = False
+        """Whether the judge computes on a device that roles share, in shifts of its own."""
 
     @property
     def num_elsewhere(self) -> int:
-        """Samples that wait for a judge with turns of its own: no work for this process."""
-        return self.num_open if self.has_turns else 0
+        """Samples that wait for a judge with shifts of its own: no work for this process."""
+        return self.num_open if self.has_shifts else 0
 
     @property
     def waits_for(self) -> str:
         """The same, in words; "": there are none."""
         num = self.num_elsewhere
-        return f"for the judge of {num} answers, which has turns on a device" if num else ""
+        return f"for the judge of {num} answers, which has shifts on a device" if num else ""
 
     async def verify(self, sample: AnswerToJudge) -> Judgement:
         """The reward of a sample.

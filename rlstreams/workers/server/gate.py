@@ -1,6 +1,6 @@
 """The way to a judge's server that sleeps while other roles have its device.
 
-Requests wait here for the server's turn. One that has waited for `HOLD_S` is answered 503 with the
+Requests wait here for the server's shift. One that has waited for `HOLD_S` is answered 503 with the
 name of the role that has the device, and is to be sent again: no client takes a server that sleeps
 for one that hangs, and none waits in a request for minutes.
 """
@@ -110,7 +110,7 @@ class Gate:
                 task.cancel()
                 raise
             if task.cancelled():
-                why = f"was cut as its turn ended: {self.shut_because}"
+                why = f"was cut as its shift ended: {self.shut_because}"
                 return web.Response(status=503, text=why, headers=_AGAIN)
             return task.result()
         finally:

@@ -1,4 +1,4 @@
-"""The judge's server on a device that roles share: it sleeps while others have their turns."""
+"""The judge's server on a device that roles share: it sleeps while others have their shifts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlstreams.streams.leases import Lease
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED, Offloading
+from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED, Offloading
 from rlstreams.workers.server.gate import Gate
 from rlstreams.workers.server.process import HealthLooks, ServerProcess
 from rlstreams.workers.server.worker import Patience, ServerWorker
@@ -14,14 +14,14 @@ from rlstreams.workers.server.worker import Patience, ServerWorker
 LISTEN_S = 10.0
 
 
-class JudgeByTurns(ServerWorker):
-    """As `ServerWorker`; its own turns, and a gate that holds requests back between them.
+class JudgeInShifts(ServerWorker):
+    """As `ServerWorker`; its own shifts, and a gate that holds requests back between them.
 
     consumes:     worker-events; control (DeviceLease)
     produces:     worker-events, with its requests and answers as counters, by which `up` knows how
                   many wait; control (DeviceLease)
-    waits for:    a turn; between two requests, the next one
-    unblocked by: up granting a turn to it
+    waits for:    a shift; between two requests, the next one
+    unblocked by: up granting a shift to it
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class JudgeByTurns(ServerWorker):
         others = f", which {lease.holder} has ({lease.state})" if not lease.is_free else ""
         if lease.holder == self._me:
             others = f" of {self._me}, which begins or ends" if not lease.is_free else ""
-        self._gate.shut_because = f"waits for its turn on {of}{others}"
+        self._gate.shut_because = f"waits for its shift on {of}{others}"
 
     def take_device(self) -> bool:
         """Start the server, or wake it; True once requests pass."""
@@ -88,12 +88,12 @@ class JudgeByTurns(ServerWorker):
             self._process.sleeps()
         return True
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """As of every server; counts requests and answers too."""
         asked, answered = self._gate.num_asked, self._gate.num_answered
         self._reporter.count(requests=asked - self._counted[0], answers=answered - self._counted[1])
         self._counted = asked, answered
-        super().turn()
+        super().tick()
 
     def close(self) -> None:
         """As of every server."""
@@ -107,6 +107,6 @@ class JudgeByTurns(ServerWorker):
 
     def _standing(self) -> tuple[str, str]:
         if self._sleeps:
-            return OFFLOADED, AWAITS_TURN
+            return OFFLOADED, AWAITS_SHIFT
         asked, answered = self._counted
         return super()._standing() if asked > answered else ("waiting", "for answers to judge")

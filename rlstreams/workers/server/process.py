@@ -1,4 +1,4 @@
-"""The process of a model server: its turn to start, its health, its end. Ends with its owner."""
+"""The process of a model server: its start, its health, its end. Ends with its owner."""
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlstreams.schemas.events import WorkerReport
-from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.leases import GRANTED, HELD, RECALLED, RELEASED, Lease
 from rlstreams.streams.log.bus import Bus, Producer
 from rlstreams.streams.log.errors import (
@@ -27,11 +25,9 @@ from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import SILENT_S
 from rlstreams.workers.engines.served.states import State
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.loop.foreign import EventReader
-from rlstreams.workers.loop.host import host_name
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
+from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED
 from rlstreams.workers.loop.pending import commit
-from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.loop.reporter import NewestReports, Reporter
 from rlstreams.workers.server.process import (
     PATIENCE_S,
     REFUSED,
@@ -41,7 +37,6 @@ from rlstreams.workers.server.process import (
 )
 
 POLL_S = 0.05
-MAX_POLL = 1000
 PORT_S = 30.0  # longest wait for another process to leave the server's port
 TAKEN_LOOK_S = 1.0  # longest wait for an answer of the process that has it
 NEWS_S = 2.0  # by then no report is about the server's predecessor
@@ -64,26 +59,15 @@ class Patience:
     port_s: float = PORT_S
 
 
-class Users:
-    """Rollout workers' reports on one server: a fold of `worker-events`, and its reader."""
+class Users(NewestReports):
+    """Rollout workers' reports on one server."""
 
     def __init__(self, bus: Bus, url: str) -> None:
         self._url = url
-        self._is_loopback = is_loopback(url)
-        self._reader = EventReader(bus, bus.ends(WORKER_EVENTS.name), WORKER_EVENTS.name)
-        self._said: dict[str, tuple[WorkerReport, float]] = {}  # by worker, with when it was read
-
-    def poll(self) -> None:
-        """Read what is new; never waits."""
-        for record in self._reader.poll(MAX_POLL):
-            event = record.event
-            if isinstance(event, WorkerReport) and self._means(event):
-                self._said[event.worker] = (event, time.monotonic())
-
-    def _means(self, report: WorkerReport) -> bool:
-        """Whether the report is about this server, not another host's at the same address."""
-        is_near = not self._is_loopback or report.host in ("", host_name())
-        return is_near and self._url in report.servers
+        start = bus.ends(WORKER_EVENTS.name)
+        super().__init__(
+            bus, start, WORKER_EVENTS.name, lambda it: url if url in it.servers else ""
+        )
 
     def takes_for(self, state: State, *, instance: str = "", since_s: float = 0.0) -> str:
         """The worker that takes the server for `state`; empty: none.
@@ -92,23 +76,14 @@ class Users:
             instance: of the process to ask; empty: any.
             since_s: what was read before does not count.
         """
-        for worker, (report, read_s) in self._said.items():
-            is_asked = instance in ("", report.instance) and read_s >= since_s
-            if is_asked and report.servers[self._url] == state:
-                return worker
+        for report in self.since(since_s):
+            if instance in ("", report.instance) and report.servers[self._url] == state:
+                return report.worker
         return ""
 
     def is_used(self) -> bool:
         """Whether a worker that uses the server lives, by the reports."""
-        now_s = time.monotonic()
-        return any(
-            report.state != "stopped" and now_s - read_s < SILENT_S
-            for report, read_s in self._said.values()
-        )
-
-    def close(self) -> None:
-        """Release the reader."""
-        self._reader.close()
+        return bool(self.alive(SILENT_S))
 
 
 class MemoryLease:
@@ -117,7 +92,7 @@ class MemoryLease:
     def __init__(self, *, is_shared: bool) -> None:
         self._is_shared = is_shared
         self.is_ours = not is_shared
-        self.number = 0  # of the last turn of a rollout worker
+        self.number = 0  # of the last shift of a rollout worker
         self.instance = ""  # of that worker
         self.is_released = False  # that lease is over, and the worker said so
         self.over_s = 0.0  # since when it is over; monotonic
@@ -129,8 +104,8 @@ class MemoryLease:
         if not lease.holder.startswith("rollout-"):
             self.is_ours = False
             return
-        was_ours = self.is_ours or lease.turn != self.number
-        self.number, self.instance = lease.turn, lease.instance
+        was_ours = self.is_ours or lease.shift != self.number
+        self.number, self.instance = lease.shift, lease.instance
         self.is_ours = lease.state in (GRANTED, HELD, RECALLED)
         if was_ours and not self.is_ours:
             self.is_released, self.over_s = lease.ended == RELEASED, time.monotonic()
@@ -141,13 +116,13 @@ class ServerWorker:
 
     consumes:     worker-events (WorkerReport of rollout workers); control (DeviceLease)
     produces:     worker-events
-    waits for:    a turn to start: on its GPU, while another server starts there; on a device that
-                  roles share, until a rollout worker has it
-    unblocked by: that server answering; up granting a turn to rollout
+    waits for:    its start: on its GPU, while another server starts there; on a device that roles
+                  share, until a rollout worker has it
+    unblocked by: that server answering; up granting a shift to rollout
 
     Raises:
-        ServerEndedError: from `turn`: the server died, hangs, or did not start in time.
-        ConfigError: from `turn`: another process listens at its address.
+        ServerEndedError: from `tick`: the server died, hangs, or did not start in time.
+        ConfigError: from `tick`: another process listens at its address.
     """
 
     def __init__(
@@ -174,7 +149,7 @@ class ServerWorker:
         self._producer: Producer | None = self._bus.producer(self._transactional_id)
         self._again_s = 0.0  # when the broker is asked again
         self._users = Users(context.bus, url)
-        self._turn = MemoryLease(is_shared=is_shared)
+        self._lease = MemoryLease(is_shared=is_shared)
         self._began_s = time.monotonic()
         self._ready_s: float | None = None
         self._is_of_use = False
@@ -191,9 +166,9 @@ class ServerWorker:
 
     def follow(self, lease: Lease) -> None:
         """Follow the lease on the device that the server shares."""
-        self._turn.follow(lease)
+        self._lease.follow(lease)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Look once, report, and wait a little."""
         self._users.poll()
         if self._is_draining:
@@ -245,10 +220,10 @@ class ServerWorker:
             return
         if (cause := child.cause()) or child.poll() is not None:
             raise self._ended(cause or f"ended with status {child.poll()}")
-        if not self._turn.is_ours:
+        if not self._lease.is_ours:
             self._yield_memory()
             return
-        if self._used_by != self._turn.instance:
+        if self._used_by != self._lease.instance:
             self._make_way("its worker was started again, and cannot know that it sleeps")
             return
         if self._slept_in >= 0 and not self._process.why_not_yet():  # its worker wakes it
@@ -258,8 +233,8 @@ class ServerWorker:
 
     def _begin(self) -> None:
         """Start the server, once it may."""
-        if not self._turn.is_ours:
-            self._reporter.state(OFFLOADED, AWAITS_TURN)
+        if not self._lease.is_ours:
+            self._reporter.state(OFFLOADED, AWAITS_SHIFT)
             return
         waited_s = time.monotonic() - self._began_s
         if status_of(self._url, TAKEN_LOOK_S) != REFUSED:
@@ -277,7 +252,7 @@ class ServerWorker:
             self._process.start()
         except OSError as err:
             raise ServerEndedError(f"server {self._url} cannot be started: {err}") from err
-        self._used_by, self._began_s, self._ready_s = self._turn.instance, time.monotonic(), None
+        self._used_by, self._began_s, self._ready_s = self._lease.instance, time.monotonic(), None
         self._looks.begin()
         self._log.info("server_started", url=self._url, log=str(self._process.log))
         self._reporter.state("starting", f"{self._name}; its log is {self._process.log}")
@@ -316,21 +291,21 @@ class ServerWorker:
 
     def _yield_memory(self) -> None:
         """Another role has the device: the server sleeps, as its worker says, or is ended."""
-        turn, ready_s = self._turn, self._ready_s
-        if self._slept_in == turn.number:
-            self._reporter.state(OFFLOADED, AWAITS_TURN)
+        lease, ready_s = self._lease, self._ready_s
+        if self._slept_in == lease.number:
+            self._reporter.state(OFFLOADED, AWAITS_SHIFT)
         elif (
-            turn.is_released
+            lease.is_released
             and ready_s is not None
-            and self._users.takes_for(State.ASLEEP, instance=turn.instance, since_s=ready_s)
+            and self._users.takes_for(State.ASLEEP, instance=lease.instance, since_s=ready_s)
         ):
-            self._slept_in = turn.number
+            self._slept_in = lease.number
             self._process.sleeps()
-        elif not turn.is_released or ready_s is None or time.monotonic() > turn.over_s + SLEEP_S:
-            self._make_way("its turn on the device is over, and nobody says that it sleeps")
+        elif not lease.is_released or ready_s is None or time.monotonic() > lease.over_s + SLEEP_S:
+            self._make_way("its shift on the device is over, and nobody says that it sleeps")
 
     def _make_way(self, why: str) -> None:
-        """End the server at once, in good order: it did not fail, and the next turn begins with
+        """End the server at once, in good order: it did not fail, and the next shift begins with
         another one."""
         self._log.warning("server_ended", url=self._url, why=why)
         self._process.end()

@@ -26,10 +26,10 @@ from rlstreams.workers.trainer.recovery import Recovery
 from rlstreams.workers.trainer.redo.redo import drift_error
 from rlstreams.workers.trainer.replaced import FINAL_IN_LOOP, unless_replaced
 from rlstreams.workers.trainer.samples import TrainerSamples
+from rlstreams.workers.trainer.shifts import TrainerShifts
 from rlstreams.workers.trainer.training.resumable import Resumable
 from rlstreams.workers.trainer.training.step_cost import waits
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
-from rlstreams.workers.trainer.turns import TrainerTurns
 from rlstreams.workers.weights.channel import WeightServer
 from rlstreams.workers.weights.store.writer import StoreWriter
 
@@ -93,7 +93,7 @@ class TrainerWorker:
             if self._config.on_expired == "drop":
                 drop_expired(bus, ledger, writer, self._log)
             self._recovery = Recovery(context, bus, ledger, training, self._compute, writer)
-            self._turns = TrainerTurns(training, writer, self._compute)
+            self._shifts = TrainerShifts(training, writer, self._compute)
             self._samples = TrainerSamples(
                 context, bus, ledger, training, writer, self._reporter, writer.while_reading
             )
@@ -104,7 +104,7 @@ class TrainerWorker:
         yield from self._publisher.publish(self._compute, self._step, self._version)
         idle_s = 0.0  # monotonic time at which the loop became idle; 0: it is not
         while self._step < self._target and not self._drain_until:
-            yield from self._turns.between_steps(self._may_wait)
+            yield from self._shifts.between_steps(self._may_wait)
             if self._drain_until:
                 continue
             yield from self._recovery.look()
@@ -125,13 +125,13 @@ class TrainerWorker:
                 yield from self._publisher.publish(self._compute, self._step, self._version)
             idle_s = 0.0
         self._samples.drop(self._version, at_once=True)  # groups that are still open stay open
-        yield from self._turns.between_steps(self._may_wait)
-        if self._turns.is_here:  # else the steps since the last checkpoint are redone
+        yield from self._shifts.between_steps(self._may_wait)
+        if self._shifts.is_here:  # else the steps since the last checkpoint are redone
             yield from self._recovery.begin(self._step, self._version)
         yield from self._recovery.finish()
         if not self._drain_until:
             if self._context.config.shared_device("trainer"):
-                yield from self._turns.end()
+                yield from self._shifts.end()
             self._writer.set_state("waiting", "until workers have the last version")
             yield self._compute(self._publisher.finish)
         self._publisher.serve()  # announces versions stored last
@@ -180,7 +180,7 @@ class TrainerWorker:
         while not self.is_paused and time.monotonic() < until_s and not self._drain_until:
             yield None
         while self.is_paused and not self._drain_until:
-            yield from self._turns.between_steps(self._may_wait)
+            yield from self._shifts.between_steps(self._may_wait)
             self._writer.set_state("waiting", "to be resumed: the guard has paused the run")
             yield None
         return not self._drain_until
@@ -214,7 +214,7 @@ class TrainerWorker:
             yield from self._recovery.finish()
             self._writer.set_state("redo", "")
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Read new records, commit drops, serve pulls, advance the step, and report.
 
         Raises:
@@ -249,11 +249,11 @@ class TrainerWorker:
 
     def give_up_device(self) -> bool:
         """See `Sharing`."""
-        return self._turns.give_up()
+        return self._shifts.give_up()
 
     def take_device(self) -> bool:
         """See `Sharing`."""
-        return self._turns.take()
+        return self._shifts.take()
 
     def _may_wait(self) -> bool:
         return not self._drain_until or time.monotonic() < self._drain_until

@@ -142,6 +142,21 @@ class WeightChannel(WeightSource, Protocol):
         """
 
 
+def refuse_other(policy_version: int, had: str, new: str) -> None:
+    """Return if the version was published with the same content.
+
+    Args:
+        had, new: hash of the content, or the file that is named by it.
+
+    Raises:
+        WeightError: it was published with another one.
+    """
+    if had != new:
+        raise WeightError(
+            f"policy version {policy_version} was published as {had}; it cannot become {new}"
+        )
+
+
 def addresses_of(published: PolicyPublished, channel: str) -> list[str]:
     """Addresses at which a version is served over this channel.
 

@@ -21,6 +21,7 @@ from rlstreams.workers.weights.channel import (
     WeightManifest,
     addresses_of,
     order_of,
+    refuse_other,
 )
 from rlstreams.workers.weights.layout import manifest_of, parse_layout, weight_hash
 from rlstreams.workers.weights.link.errors import PullError
@@ -110,11 +111,8 @@ class CollectiveWeightServer:
         held, content = self._snapshots.hash_of(policy_version), manifest.weight_hash
         if held is None:
             self._snapshots.take(policy_version, content, weights)
-        elif held != content:
-            raise WeightError(
-                f"policy version {policy_version} was published with hash {held[:12]}; "
-                f"it cannot become {content[:12]}"
-            )
+        else:
+            refuse_other(policy_version, held, content)
         return manifest
 
     def endpoints(self) -> Sequence[Endpoint]:

@@ -23,6 +23,7 @@ from rlstreams.workers.weights.channel import (
     WeightManifest,
     addresses_of,
     order_of,
+    refuse_other,
 )
 from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
 from rlstreams.workers.weights.link.errors import PullError
@@ -79,11 +80,8 @@ class FileWeightServer:
         target = self._folder / file_name(policy_version, manifest.weight_hash)
         if existing is None:
             _write(target, weights, manifest, self._epoch)
-        elif existing != target:
-            raise WeightError(
-                f"policy version {policy_version} was published as {existing.name}; "
-                f"it cannot become {target.name}"
-            )
+        else:
+            refuse_other(policy_version, existing.name, target.name)
         self._newest = max(policy_version, self._newest or 0)
         self.retire(self._keep)
         return manifest

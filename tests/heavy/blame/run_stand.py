@@ -41,7 +41,7 @@ from tests.heavy.trainer.trainer_stand import (
     make_log,
     make_trainer,
     run_steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -113,7 +113,7 @@ class Stand:
 
     def _begin(self, instance: str) -> None:
         self._trainer = make_trainer(self.log, self.config, instance, takeover=instance != "one")
-        turn_until(self._trainer, lambda: self._trainer._reporter.policy_version >= 0)
+        tick_until(self._trainer, lambda: self._trainer._reporter.policy_version >= 0)
         self._scorer, _ = make_scorers(self.config)
 
     def fork(self, folder: Path) -> Stand:
@@ -146,7 +146,7 @@ class Stand:
     def run(self) -> Run:
         """What was made; the trainer is closed."""
         if self._trainer._training.learner.step_number == self.config.trainer.steps:
-            turn_until(self._trainer, lambda: self._trainer.done)
+            tick_until(self._trainer, lambda: self._trainer.done)
         self._trainer.close()
         return Run(log=self.log, config=self.config, folder=self.folder, bad=f"group {self.bad}")
 

@@ -15,7 +15,7 @@ from rlstreams.streams.log.errors import OutcomeUnknownError
 from rlstreams.streams.log.topics import DEAD_LETTERS
 from tests.factories import dropped_group, groups_dropped, replacement_requested
 from tests.memory.log import Fault
-from tests.unit.prompts.world import World, started, step, turns
+from tests.unit.prompts.world import World, started, step, ticks
 from tests.unit.workers.crashing import Killed, kill_at
 
 POINTS = [
@@ -39,13 +39,13 @@ class Life:
         self._worker = self.world.worker()
 
     def go(self) -> None:
-        """All turns that the state calls for, in as many processes as it takes."""
+        """All ticks that the state calls for, in as many processes as it takes."""
         crash_points.arm(self.hook)
         quiet = 0
         while quiet < 2:
             before = len(self.world.issued())
             try:
-                turns(self._worker, 1)
+                ticks(self._worker, 1)
                 quiet = quiet + 1 if len(self.world.issued()) == before else 0
             except (Killed, OutcomeUnknownError):
                 self._restart()

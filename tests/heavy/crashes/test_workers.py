@@ -17,7 +17,7 @@ from rlstreams.workers.engines.base import Scores, TokenSequence
 from rlstreams.workers.model.base import EngineError
 from tests.fake_engine import FakeScorer
 from tests.newer_release import newer, publish
-from tests.unit.roles.stand import turn_until
+from tests.unit.roles.stand import tick_until
 from tests.unit.roles.test_logprob import segment, trajectory
 from tests.unit.workers.crashing import Killed, MortalBus, Site, kill_at
 
@@ -122,7 +122,7 @@ def test_a_record_whose_schema_cannot_be_asked_for_is_not_to_blame(tmp_path: Pat
         bus._catalogue = Silent(bus)
         worker = site._make(bus, None)
         with pytest.raises(DeadlineError):
-            turn_until(worker, site.is_covered)
+            tick_until(worker, site.is_covered)
         worker.close()
         bus.expire()
     publish(site.stand.bus())

@@ -31,8 +31,8 @@ from tests.heavy.trainer.trainer_stand import (
     make_trainer,
     scored,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -107,22 +107,22 @@ def test_it_goes_on_from_the_parents_bits_and_makes_the_parents_step(family: Fam
     assert (2, parent[2].weight_hash) == (made.num_redone, made.event.weight_hash)
     first = family.trainer(made, "one")
     published = lambda: family.told("child", "policy-versions")  # noqa: E731
-    turn_until(first, lambda: bool(published()))
+    tick_until(first, lambda: bool(published()))
     base = published()[0]
     assert isinstance(base, PolicyPublished)
     assert (2, 2, parent[2].weight_hash) == (base.policy_version, base.step, base.weight_hash)
     family.feed(made, 2, 2)  # as the parent's third step had them
-    turn_until(first, lambda: 3 in family.steps("child"))
+    tick_until(first, lambda: 3 in family.steps("child"))
     assert (parent[2].weight_hash, parent[3].weight_hash) == family.steps("child")[3]
     family.feed(made, 3, 3)
-    turn_until(first, lambda: 4 in family.steps("child"))
+    tick_until(first, lambda: 4 in family.steps("child"))
     bury(first)
 
     second = family.trainer(made, "two")  # killed: from the base, which is its only checkpoint
-    turn_until(second, lambda: bool(redone(family)))
+    tick_until(second, lambda: bool(redone(family)))
     assert [(3, 4, 2)] == redone(family)
     family.feed(made, 4, 4)
-    turn_until(second, lambda: second.done)
+    tick_until(second, lambda: second.done)
     second.close()
     assert [3, 4, 5] == sorted(family.steps("child"))
 
@@ -142,7 +142,7 @@ def test_it_goes_on_from_the_parents_bits_and_makes_the_parents_step(family: Fam
     assert "trainer.optimizer.lr 1e-05 (was " in third.lines()[0]
     heir = family.trainer(third, "three")
     family.feed(third, 4, 4)
-    turn_until(heir, lambda: 5 in family.steps("third"))
+    tick_until(heir, lambda: 5 in family.steps("third"))
     assert family.steps("child")[5][0] == family.steps("third")[5][0]
     assert family.steps("child")[5][1] != family.steps("third")[5][1]
     heir.close()
@@ -162,7 +162,7 @@ def test_a_branch_without_its_base_does_not_begin_anew(family: Family) -> None:
     trainer = family.trainer(made, "one")
     told = r"is a branch of 'demo' at step 3, and no .*optimizer.safetensors has hash"
     with pytest.raises(ConfigError, match=told):
-        turn_until(trainer, lambda: False)
+        tick_until(trainer, lambda: False)
     trainer.close()
     (base / "optimizer.safetensors").write_bytes(whole)
     family.logs["damaged"] = made_log("damaged")
@@ -201,8 +201,8 @@ def test_what_retention_took_is_named_with_the_steps_that_have_a_checkpoint(
     trainer = family.trainer(parent, "one")
     for version in (1, 2):
         family.feed(parent, version, version)
-        turn_until(trainer, lambda: version + 1 in family.steps("parent"))  # noqa: B023
-    turn_until(trainer, lambda: trainer.done)
+        tick_until(trainer, lambda: version + 1 in family.steps("parent"))  # noqa: B023
+    tick_until(trainer, lambda: trainer.done)
     trainer.close()
     shutil.rmtree(family.folder / "parent/checkpoints/000001-00000003")
     log = family.logs["parent"]

@@ -31,8 +31,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -209,7 +209,7 @@ def test_a_topic_that_was_made_anew_is_refused(
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
     train(log, first, 1)
-    turn_until(first, lambda: first._reporter.policy_version == 1)
+    tick_until(first, lambda: first._reporter.policy_version == 1)
     bury(first)
     log.create(f"demo.{topic}", partitions)
     with pytest.raises(ConfigError, match=expected):
@@ -224,7 +224,7 @@ def test_a_ledger_without_its_tail_is_refused(tmp_path: Path, witness: str) -> N
     for group in range(2):
         send(log, *(scored(group, sample, 0) for sample in range(2)))
         run_steps(log, first, group + 1)
-    turn_until(first, lambda: first._recovery.saved_step == 2)
+    tick_until(first, lambda: first._recovery.saved_step == 2)
     bury(first)
     made = replace(scored(2, 0, 2).scores[0], weight_hash=steps(log)[-1].weight_hash)
     send(log, replace(scored(2, 0, 2), scores=(made,)))

@@ -24,7 +24,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.log import MemoryLog
 
@@ -74,7 +74,7 @@ def test_redo_is_equal_to_the_bit(checkpoint_every: int, updates: int, tmp_path:
     assert len({one.value_head_hash for one in done} | {""}) == 4
     assert all({"value_loss", "explained_variance"} <= one.metrics.keys() for one in done)
     second = make_trainer(log, config, "two", takeover=True)
-    turn_until(second, lambda: second._reporter.policy_version >= 3)
+    tick_until(second, lambda: second._reporter.policy_version >= 3)
     assert second._training.weight_hash == done[-1].weight_hash
     feed(log, 3)
     run_steps(log, second, 4)
@@ -93,7 +93,7 @@ def test_the_head_is_in_the_checkpoint_alone(tmp_path: Path) -> None:
     for step in range(2):
         feed(log, step)
         run_steps(log, trainer, step + 1)
-    turn_until(trainer, lambda: any(tmp_path.glob("checkpoints/[0-9]*/manifest.json")))
+    tick_until(trainer, lambda: any(tmp_path.glob("checkpoints/[0-9]*/manifest.json")))
     trainer.close()
     (folder,) = (path.parent for path in tmp_path.rglob("optimizer.safetensors"))
     assert set(load_file(folder / "model.safetensors")) == names
@@ -112,7 +112,7 @@ def test_a_run_has_a_critic_or_has_none(tmp_path: Path) -> None:
     trainer.close()
     other = make_config(tmp_path)
     with pytest.raises(ConfigError, match=r"trainer.loss.advantage was gae and is grpo"):
-        turn_until(make_trainer(log, other, "two", takeover=True), lambda: False)
+        tick_until(make_trainer(log, other, "two", takeover=True), lambda: False)
     plain = make_trainer(make_log(), make_config(tmp_path / "plain"))._training
     with pytest.raises(ConfigError, match=r"'gae', but this trainer began with 'grpo'"):
         plain.configure(config.trainer)

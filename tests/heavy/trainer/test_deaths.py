@@ -24,7 +24,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -41,7 +41,7 @@ def live(log: MemoryLog, config: RunConfig, death: Hook, lives: int) -> bool:
     arm(death)
     try:
         trainer = make_trainer(log, config, f"life-{lives}", takeover=True)
-        turn_until(trainer, lambda: trainer.done)
+        tick_until(trainer, lambda: trainer.done)
     except Killed:
         return False
     finally:

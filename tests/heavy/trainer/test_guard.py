@@ -20,8 +20,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.memory.log import MemoryLog
 
@@ -43,10 +43,10 @@ def pauses(log: MemoryLog) -> list[ControlState]:
 
 def paused(log: MemoryLog, trainer: TrainerWorker, num: int) -> ControlState:
     """Until it was said so often; then the role is paused, as its follower of `control` does it."""
-    turn_until(trainer, lambda: len(pauses(log)) == num)
+    tick_until(trainer, lambda: len(pauses(log)) == num)
     trainer.is_paused = True
     for _ in range(20):
-        trainer.turn()
+        trainer.tick()
     assert len(pauses(log)) == num  # once
     return pauses(log)[-1]
 
@@ -74,7 +74,7 @@ def test_it_pauses_before_the_step_also_after_a_restart_and_goes_on_as_told(tmp_
             assert paused(log, trainer, 2).reason == said.reason
             assert len(steps(log)) == 2
             trainer.is_paused = False
-        turn_until(trainer, lambda log=log: len(steps(log)) == 3)  # type: ignore[misc]
+        tick_until(trainer, lambda log=log: len(steps(log)) == 3)  # type: ignore[misc]
         train(log, trainer, 4)  # and the next, sound one is no alarm
         assert len(pauses(log)) == (2 if action == "pause" else 0)
         hashes.append([step.weight_hash for step in steps(log)])
@@ -90,7 +90,7 @@ def test_a_restart_takes_no_alarmed_step_for_noise(tmp_path: Path) -> None:
     send(log, *off_by(0.05, 1, 1))
     paused(log, trainer, 1)
     trainer.is_paused = False
-    turn_until(trainer, lambda: len(steps(log)) == 2)
+    tick_until(trainer, lambda: len(steps(log)) == 2)
     assert [step.metrics.get("guard_alarm") for step in steps(log)] == [None, 1.0]
     bury(trainer)
     trainer = make_trainer(log, config, "two", takeover=True)
@@ -107,7 +107,7 @@ def test_who_is_drained_meanwhile_makes_no_step(tmp_path: Path) -> None:
     send(log, *off_by(0.5, 1, 1))
     paused(log, trainer, 1)
     trainer.drain()
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     assert len(steps(log)) == 1
     trainer.close()
 
@@ -125,11 +125,11 @@ def test_a_trainer_that_scores_by_itself_pauses_behind_the_step(
         replace(score, anchor="behavior", policy_version=-1)
         for score in scored(0, sample, 0).scores
     )) for sample in range(2)))  # fmt: skip
-    turn_until(trainer, lambda: len(steps(log)) == 1)
+    tick_until(trainer, lambda: len(steps(log)) == 1)
     if action == "pause":
         assert "between the log-probs of sampler and trainer" in paused(log, trainer, 1).reason
     else:
         for _ in range(20):
-            trainer.turn()
+            trainer.tick()
         assert not pauses(log)
     bury(trainer)

@@ -142,19 +142,19 @@ def test_memory_that_ran_out_without_a_word_is_no_step():
     assert weight_hash(short.weights()) == hash_after(learner(), [0])
 
 
-def test_each_micro_batch_takes_its_turn_on_a_shared_gpu():
-    """Forward and backward of one are one turn, and turns change no bit."""
-    alone, sharing, turns = learner(), learner(), []
+def test_each_micro_batch_takes_its_shift_on_a_shared_gpu():
+    """Forward and backward of one are one shift, and shifts change no bit."""
+    alone, sharing, shifts = learner(), learner(), []
 
     def run(work):
-        turns.append(weight_hash(sharing._adam.gradients))
+        shifts.append(weight_hash(sharing._adam.gradients))
         return work()
 
     sharing.run = run
     batch = made()
     assert alone.step(batch).loss == sharing.step(batch).loss
     assert weight_hash(alone.weights()) == weight_hash(sharing.weights())
-    assert len(turns) == len(batch.micro_batches) == len(set(turns)) > 1
+    assert len(shifts) == len(batch.micro_batches) == len(set(shifts)) > 1
 
 
 def test_the_host_has_done_its_figures_before_it_waits(monkeypatch):

@@ -18,7 +18,7 @@ from tests.heavy.trainer.trainer_stand import (
     make_trainer,
     scored,
     send,
-    turn_until,
+    tick_until,
 )
 
 
@@ -53,5 +53,5 @@ def test_the_field_that_cures_it_is_named(tmp_path: Path) -> None:
     send(log, *(scored(0, sample, 0) for sample in range(2)))
     told = r"trainer\.redo is 'auto', but roll_cuda .* set it to \"tolerate\""
     with pytest.raises(ConfigError, match=told):
-        turn_until(trainer, lambda: False)
+        tick_until(trainer, lambda: False)
     trainer.close()

@@ -32,8 +32,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.consumer import MemoryReader
@@ -76,13 +76,13 @@ def test_a_trainer_that_waits_holds_no_more_than_its_buffer(tmp_path: Path) -> N
     trainer = make_trainer(log, config)
     peak = 0
     while trainer._samples._admission.num_open_groups <= NUM_GROUPS:
-        trainer.turn()
+        trainer.tick()
         peak = max(peak, held_bytes(trainer))
     assert 0.9 * LIMIT_BYTES < peak <= LIMIT_BYTES
     assert NUM_GROUPS * len(PADDING) > 1.1 * LIMIT_BYTES
     send(log, *late)
     run_steps(log, trainer, 3)
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     trainer.close()
     assert [["0", "0"], ["1", "1"], ["2", "2"]] == [
         [ref.group_id for ref in step.samples] for step in steps(log)
@@ -123,10 +123,10 @@ def test_a_long_read_is_no_stall_as_long_as_records_come(tmp_path: Path, is_bloc
     trainer = make_trainer(log, config, bus=bus, beat=lambda: beats.append(time.monotonic()))
     if is_blocked:
         with pytest.raises(StuckError, match="trainer-0 says 'working step 1'"):
-            turn_until(trainer, lambda: trainer.done)
+            tick_until(trainer, lambda: trainer.done)
         assert [] == beats
     else:
-        turn_until(trainer, lambda: trainer.done)
+        tick_until(trainer, lambda: trainer.done)
         assert len(beats) > NUM_BETWEEN
         assert beats[-1] - beats[0] > STALL_S
     trainer.close()
@@ -160,8 +160,8 @@ def test_a_trainer_that_waits_holds_nothing_of_what_is_closed(tmp_path: Path) ->
     run_steps(log, trainer, 2)
     read = num_read(trainer)
     send(log, scored(0, 1, 0))
-    turn_until(trainer, lambda: num_read(trainer) > read)
-    turn_until(trainer, lambda: trainer._writer.state == "waiting")
+    tick_until(trainer, lambda: num_read(trainer) > read)
+    tick_until(trainer, lambda: trainer._writer.state == "waiting")
     assert ClosedGroups(watermark=3) == trainer._samples._admission.closed
     assert [] == living()
     trainer.close()
@@ -203,7 +203,7 @@ def test_a_redo_holds_one_step_s_samples_at_a_time(
     before = trajectories()  # of other tests
     Counting.counts.clear()
     second = make_trainer(log, config, "two", takeover=True, hardware=Counting)
-    turn_until(second, lambda: second._reporter.policy_version == 3)
+    tick_until(second, lambda: second._reporter.policy_version == 3)
     second.close()
     assert [2, 2, 2] == [count - before for count in Counting.counts]
     assert [0, 0, 0] == counts  # nothing is left of a step when the next one is decoded
@@ -227,9 +227,9 @@ def test_a_sample_that_comes_while_its_group_is_trained_is_let_go(tmp_path: Path
     Slow.go_on.clear()
     trainer = make_trainer(log, config, hardware=Slow)
     send(log, factories.dead_letter(group_id="0", sample=1, row=0), scored(0, 0, 0))
-    turn_until(trainer, Slow.begun.is_set)
+    tick_until(trainer, Slow.begun.is_set)
     send(log, scored(0, 1, 0))
-    turn_until(trainer, lambda: trainer._samples._intake.num_samples == 2)
+    tick_until(trainer, lambda: trainer._samples._intake.num_samples == 2)
     Slow.go_on.set()
     run_steps(log, trainer, 1)
     assert [["reward"]] == [[absent.reason for absent in step.absent] for step in steps(log)]

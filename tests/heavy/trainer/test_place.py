@@ -35,7 +35,7 @@ from tests.heavy.trainer.trainer_stand import (
     read,
     scored,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -78,7 +78,7 @@ def published(log: MemoryLog) -> dict[int, PolicyPublished]:
 
 def train(log: MemoryLog, worker: Pausable, trainer: TrainerWorker, group: int) -> None:
     """One step more: prompts, a load and trajectories lie there, the roles do the rest."""
-    turn_until(trainer, lambda: group in published(log))
+    tick_until(trainer, lambda: group in published(log))
     version, load_id = published(log)[group], f"rollout-0/{group}"
     held = {"policy_version": group, "weight_hash": version.weight_hash, "load_id": load_id}
     records = [outgoing(POLICY_PULLS, factories.policy_loaded(epoch=version.epoch, **held))]
@@ -93,10 +93,10 @@ def train(log: MemoryLog, worker: Pausable, trainer: TrainerWorker, group: int) 
     MemoryBus(log, "demo").producer("rollout.0").commit(records)
 
     def is_done() -> bool:
-        worker.turn()
+        worker.tick()
         return len(steps(log)) > group
 
-    turn_until(trainer, is_done)
+    tick_until(trainer, is_done)
 
 
 @pytest.mark.parametrize(("place", "changes"), LOSSES.values(), ids=LOSSES)

@@ -38,7 +38,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -171,7 +171,7 @@ def test_a_restart_between_finding_and_dropping_finds_it_again(tmp_path: Path) -
     first = make_trainer(log, config, hardware=Found)
     send(log, scored(0, 0, 0), answered(0, 1, [5, BAD, 6]))
     send(log, *(scored(1, sample, 0) for sample in range(2)))
-    turn_until(first, Found.is_found.is_set)
+    tick_until(first, Found.is_found.is_set)
     Found.go_on.set()
     bury(first)
     assert drops(log) == []
@@ -225,7 +225,7 @@ def test_weights_that_are_at_fault_stop_the_trainer(tmp_path: Path) -> None:
     trainer = make_trainer(log, config, hardware=Numbers)
     send(log, *(answered(group, sample, [5, BAD]) for group in (0, 1) for sample in range(2)))
     with pytest.raises(NumericsError, match="step 1: loss is nan; so does every group"):
-        turn_until(trainer, lambda: False)
+        tick_until(trainer, lambda: False)
     trainer.close()
     assert drops(log) == []
 
@@ -238,7 +238,7 @@ def test_a_broken_weight_is_named(tmp_path: Path) -> None:
     weight.view(-1)[:] = torch.inf
     send(log, *(scored(0, sample, 0) for sample in range(2)))
     with pytest.raises(NumericsError, match=f"weights are at fault: {name} is not finite"):
-        turn_until(trainer, lambda: False)
+        tick_until(trainer, lambda: False)
     trainer.close()
     assert drops(log) == []
 
@@ -269,5 +269,5 @@ def test_a_long_step_tells_of_its_micro_batches(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while not trainer._reporter._counters["micro_batches"]:
         assert time.monotonic() < deadline, "no micro-batch was told of"
-        trainer.turn()
+        trainer.tick()
     trainer.close()

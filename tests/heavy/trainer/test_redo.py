@@ -40,8 +40,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -56,7 +56,7 @@ def killed_after(num: int, log: MemoryLog, config: RunConfig) -> None:
 
 def successor(log: MemoryLog, config: RunConfig, **changes: object) -> TrainerWorker:
     trainer = make_trainer(log, config, "two", takeover=True, **changes)  # type: ignore[arg-type]
-    turn_until(trainer, lambda: trainer._reporter.policy_version >= len(steps(log)))
+    tick_until(trainer, lambda: trainer._reporter.policy_version >= len(steps(log)))
     return trainer
 
 
@@ -70,7 +70,7 @@ def test_exact_names_the_first_unequal_step_and_what_changed(tmp_path: Path) -> 
     killed_after(2, log, config)
     trainer = make_trainer(log, config, "two", takeover=True, hardware=OtherHardware)
     with pytest.raises(RedoError) as stop:
-        turn_until(trainer, lambda: False)
+        tick_until(trainer, lambda: False)
     trainer.close()
     recorded = steps(log)[0].weight_hash
     assert f"redo of step 1 gave weights {trainer._training.weight_hash}" in str(stop.value)
@@ -127,7 +127,7 @@ def test_a_run_is_computed_again_without_a_claim(tmp_path: Path) -> None:
     log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=2)
     trainer = make_trainer(log, config)
     train(log, trainer, 3)
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     trainer.close()
     bus, before = MemoryBus(log, "demo"), read(log, STEPS.name)
     recorded = [step.weight_hash for step in steps(log)]

@@ -32,8 +32,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.memory.bus import MemoryBus
 
@@ -161,7 +161,7 @@ def test_a_run_has_one_reference(reference: Reference, tmp_path: Path) -> None:
     """Two would be two losses in one ledger."""
     log, config = make_log(), make_config(tmp_path, trainer__loss__kl_coef=COEF)
     first = make_trainer(log, config)
-    turn_until(first, lambda: first._writer.state == "waiting")
+    tick_until(first, lambda: first._writer.state == "waiting")
     bury(first)
     other = replace(config, logprob=replace(config.logprob, reference="/models/other"))
     with pytest.raises(ConfigError, match=r"logprob\.reference was start and is /models/other"):
@@ -194,7 +194,7 @@ def test_distillation_is_redone_to_the_bit(tmp_path: Path) -> None:
     done = steps(log)
     assert abs(done[0].metrics["kl_reference"]) < 1e-9  # it begins as its own teacher
     second = make_trainer(log, config, "two", takeover=True)
-    turn_until(second, lambda: second._reporter.policy_version >= 2)
+    tick_until(second, lambda: second._reporter.policy_version >= 2)
     assert second._training.weight_hash == done[-1].weight_hash
     bury(second)
 

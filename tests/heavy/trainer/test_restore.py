@@ -21,8 +21,8 @@ from tests.heavy.trainer.trainer_stand import (
     make_trainer,
     read,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 
 HASHES = {1: "a" * 64, 2: "b" * 64, 3: "c" * 64}
@@ -83,7 +83,7 @@ def test_bad_checkpoints_are_passed_over_and_named(tmp_path: Path) -> None:
     log, config = make_log(), make_config(tmp_path)
     first = make_trainer(log, config)
     train(log, first, 2)
-    turn_until(first, lambda: first._reporter.policy_version == 2)
+    tick_until(first, lambda: first._reporter.policy_version == 2)
     bury(first)
     store, training = CheckpointStore(tmp_path / "checkpoints"), first._training
     recorded = steps(log)[-1].weight_hash
@@ -95,7 +95,7 @@ def test_bad_checkpoints_are_passed_over_and_named(tmp_path: Path) -> None:
     store.save(replace(good, step=8, run="other"), weights, moments)
     (tmp_path / "checkpoints" / "000001-00000006").mkdir()
     second = make_trainer(log, config, "two", takeover=True)
-    turn_until(second, lambda: second._reporter.policy_version == 2)
+    tick_until(second, lambda: second._reporter.policy_version == 2)
     assert (0, recorded) == (second._recovery.saved_step, second._training.weight_hash)
     (redone,) = (e for e in read(log, STEPS.name) if isinstance(e, StepsRedone))
     shown = redone.passed_over

@@ -29,8 +29,8 @@ from tests.heavy.trainer.trainer_stand import (
     run_steps,
     scored,
     send,
+    tick_until,
     train,
-    turn_until,
 )
 
 P0, P1 = Partition(SCORED.name, 0), Partition(SCORED.name, 1)
@@ -108,7 +108,7 @@ def test_a_trainer_refuses_to_redo_from_a_log_that_lost_its_beginning(tmp_path: 
         r"step 1 .* needs scored-trajectories\[0\]@0, the first record kept is 1; .*version 0"
     )
     with pytest.raises(RetentionError, match=expected) as stop:
-        turn_until(second, lambda: False)
+        tick_until(second, lambda: False)
     assert Exit.CONFIG == exit_status(stop.value)
     second.close()
 
@@ -119,13 +119,13 @@ def test_a_checkpoint_comes_early_when_records_grow_old(tmp_path: Path) -> None:
     log.configure(f"demo.{SCORED.name}", {"retention.ms": "200"})
     trainer = make_trainer(log, config)
     send(log, *(scored(0, sample, 0) for sample in range(2)))
-    turn_until(trainer, lambda: trainer._recovery.saved_step == 1)
+    tick_until(trainer, lambda: trainer._recovery.saved_step == 1)
     trainer.close()
     log.trim(Partition(f"demo.{SCORED.name}", 0), 2)
     found = CheckpointStore(tmp_path / "checkpoints").newest(lambda _: "")
     assert (1, ()) == (found.manifest.step, found.passed_over)
     second = make_trainer(log, config, "two", takeover=True)
-    turn_until(second, lambda: second._reporter.policy_version == 1)
+    tick_until(second, lambda: second._reporter.policy_version == 1)
     second.close()
 
 
@@ -138,7 +138,7 @@ def test_a_run_goes_on_without_the_groups_that_expired(tmp_path: Path) -> None:
     send(log, *(scored(0, sample, 0) for sample in range(2)), scored(1, 0, 0))
     run_steps(log, first, 1)
     first.drain()
-    turn_until(first, lambda: first.done)
+    tick_until(first, lambda: first.done)
     first.close()
     log.trim(Partition(f"demo.{SCORED.name}", 0), 3)
     with pytest.raises(RetentionError, match=r"--trainer\.on_expired=drop"):

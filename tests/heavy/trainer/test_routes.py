@@ -12,8 +12,9 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.model.routes import RouterShape, check_routes, padded_routes
 from rlstreams.workers.trainer.learn.loss_totals import LossSums
-from rlstreams.workers.trainer.learn.packing import MicroBatch, pack
+from rlstreams.workers.trainer.learn.packing import MicroBatch
 from tests.unit.trainer.trainer_builders import (
+    packed_within,
     policy_segment,
     prompt_segment,
     score,
@@ -39,7 +40,7 @@ def sample(number: int, num_sampled: int, **experts: Tensor) -> ScoredTrajectory
 
 def packed(*samples: ScoredTrajectory, replay_routes: bool = True) -> MicroBatch:
     advantages = np.ones(len(samples), np.float32)
-    (only,) = pack(
+    (only,) = packed_within(
         samples,
         advantages,
         [],

@@ -18,7 +18,7 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection
 from rlstreams.workers.model.model import configure_torch
 from rlstreams.workers.trainer.learn.advantage import advantages_by
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError
-from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.weights.layout import weight_hash
 from tests.heavy.trainer.trainer_stand import (
@@ -31,11 +31,11 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.unit.trainer import trainer_builders
-from tests.unit.trainer.trainer_builders import TinyModel, floats, random_samples
+from tests.unit.trainer.trainer_builders import TinyModel, floats, packed_within, random_samples
 
 configure_torch(1)
 FAST = OptimizerSection(lr=1e-2, warmup_steps=0)
@@ -99,12 +99,14 @@ def test_mini_batches_are_steps_of_their_own() -> None:
     advantages = advantages_by(
         [s.trajectory.reward for s in samples], [s.trajectory.group_id for s in samples], by
     )
-    whole = pack(samples, advantages, [], policy_version=3, token_budget=40, minibatches=2)
+    whole = packed_within(samples, advantages, [], policy_version=3, token_budget=40, minibatches=2)
     halves = []
     for own in (groups[: len(groups) // 2], groups[len(groups) // 2 :]):
         places = [i for i, s in enumerate(samples) if s.trajectory.group_id in own]
         part = [samples[i] for i in places]
-        halves.append(pack(part, advantages[places], [], policy_version=3, token_budget=40))
+        halves.append(
+            packed_within(part, advantages[places], [], policy_version=3, token_budget=40)
+        )
     result, made = stepped(by, whole)
     assert made == stepped(by, *halves)[1]
     assert result.metrics["updates"] == 2
@@ -212,7 +214,7 @@ def test_redo_is_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     assert [s.metrics["updates"] for s in steps(log)] == [4, 4]
     assert steps(log)[0].weight_hash != steps(log)[1].weight_hash
     second = make_trainer(log, config, "two", takeover=True)
-    turn_until(second, lambda: second._reporter.policy_version >= 2)
+    tick_until(second, lambda: second._reporter.policy_version >= 2)
     second.close()
     (redone,) = [e for e in read(log, STEPS.name) if isinstance(e, StepsRedone)]
     assert (redone.first_step, redone.last_step, redone.num_equal) == (1, 2, 2)

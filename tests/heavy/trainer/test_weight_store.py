@@ -21,7 +21,7 @@ from tests.heavy.trainer.trainer_stand import (
     run_steps,
     scored,
     send,
-    turn_until,
+    tick_until,
 )
 from tests.memory.log import MemoryLog
 
@@ -37,14 +37,14 @@ def test_every_version_can_be_had_when_the_run_is_over(tmp_path: Path) -> None:
     log = make_log()
     first = make_trainer(log, config)
     for step in (1, 2):
-        turn_until(first, lambda n=step: len(stored(log)) == n)
+        tick_until(first, lambda n=step: len(stored(log)) == n)
         send(log, scored(step, 0, step - 1), scored(step, 1, step - 1))
         run_steps(log, first, step)
-    turn_until(first, lambda: len(stored(log)) == 3)
+    tick_until(first, lambda: len(stored(log)) == 3)
     bury(first)
     second = make_trainer(log, config, "two", takeover=True)
     send(log, scored(3, 0, 2), scored(3, 1, 2))
-    turn_until(second, lambda: second.done)
+    tick_until(second, lambda: second.done)
     ledger = second._ledger
     second.close()
     told = [(one.policy_version, len(one.files), one.missing) for one in stored(log)]
@@ -69,12 +69,12 @@ def test_a_store_that_cannot_be_written_stops_no_step(
     )  # fmt: skip
     log = make_log()
     trainer = make_trainer(log, config)
-    turn_until(
+    tick_until(
         trainer, lambda: "the store is behind: policy version 0: " in trainer._writer._trouble
     )
     assert str(tmp_path / "store") in trainer._reporter._state[1]
     send(log, scored(1, 0, 0), scored(1, 1, 0))
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     assert trainer._step == 1
     trainer.close()
     assert stored(log) == []

@@ -39,8 +39,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -51,7 +51,7 @@ def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) 
     log, config = make_log(), make_config(tmp_path)
     trainer = make_trainer(log, config)
     train(log, trainer, 3)
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     trainer.close()
     done = steps(log)
     assert [s.step for s in done] == [1, 2, 3]
@@ -74,15 +74,15 @@ def test_a_paused_trainer_begins_no_step(tmp_path: Path) -> None:
     role = ControlledRole(trainer, trainer, ControlFollower(MemoryBus(log, "demo"), every_s=0.0))
     tell = MemoryBus(log, "demo").producer("up").commit
     tell([outgoing(CONTROL, factories.control_state(state="paused"))])
-    role.turn()
+    role.tick()
     send(log, *(scored(0, sample, 0) for sample in range(2)))
-    turn_until(role, lambda: trainer._writer.state == "waiting")
+    tick_until(role, lambda: trainer._writer.state == "waiting")
     for _ in range(30):
-        role.turn()
+        role.tick()
         assert trainer._writer.state == "waiting"
     assert (steps(log), trainer._training.learner.num_micro_batches) == ([], 0)
     tell([outgoing(CONTROL, factories.control_state(state="running"))])
-    turn_until(role, lambda: len(steps(log)) == 1)
+    tick_until(role, lambda: len(steps(log)) == 1)
     role.close()
 
 
@@ -92,10 +92,10 @@ def test_a_drain_leaves_a_checkpoint_that_the_next_one_starts_from(tmp_path: Pat
     first = make_trainer(log, config)
     train(log, first, 1)
     first.drain()
-    turn_until(first, lambda: first.done)
+    tick_until(first, lambda: first.done)
     first.close()
     second = make_trainer(log, config, instance="two")
-    turn_until(second, lambda: second._reporter.policy_version == 1)
+    tick_until(second, lambda: second._reporter.policy_version == 1)
     assert second._recovery.saved_step == 1
     assert not [event for event in read(log, STEPS.name) if isinstance(event, StepsRedone)]
     second.close()
@@ -134,11 +134,11 @@ def test_the_last_checkpoint_is_told_as_any_other(tmp_path: Path, is_drain: bool
     train(log, trainer, 1)
     if is_drain:
         trainer.drain()
-    turn_until(trainer, disk.is_saving.is_set)
-    trainer.turn()
+    tick_until(trainer, disk.is_saving.is_set)
+    trainer.tick()
     assert told(log) == ("saving", "a checkpoint of step 1", "saving")
     disk.may_end.set()
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     trainer.close()
     last = [e for e in read(log, WORKER_EVENTS.name) if isinstance(e, WorkerReport)][-1]
     assert ("stopped", 1.0) == (last.state, last.counters["checkpoints"])
@@ -152,16 +152,16 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     trainer = make_trainer(log, config)
     disk = SlowDisk(trainer, tmp_path)
     train(log, trainer, 1)
-    turn_until(trainer, disk.is_saving.is_set)
+    tick_until(trainer, disk.is_saving.is_set)
     train(log, trainer, 2)
-    turn_until(trainer, lambda: told(log)[0] == "saving")
+    tick_until(trainer, lambda: told(log)[0] == "saving")
     send(log, *(scored(7, sample, 0) for sample in range(2)))
     trainer.drain()
     for _ in range(5):
-        trainer.turn()
+        trainer.tick()
     assert (list(disk.manifests()), trainer.done) == ([], False)
     disk.may_end.set()
-    turn_until(trainer, lambda: trainer.done)
+    tick_until(trainer, lambda: trainer.done)
     trainer.close()
     newest, first = disk.manifests()
     done = steps(log)
@@ -171,17 +171,17 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_trainer(tmp_path: Path) -> None:
-    """At the next turn, though it waits for samples: nothing else would say it until a restart."""
+    """At the next tick, though it waits for samples: nothing else would say it until a restart."""
     log, config = make_log(), make_config(tmp_path, trainer__checkpoint_every=1)
     trainer = make_trainer(log, config)
     disk = SlowDisk(trainer, tmp_path)
     disk.error = OSError(28, "No space left on device")
     train(log, trainer, 1)
-    turn_until(trainer, disk.is_saving.is_set)
-    turn_until(trainer, lambda: told(log)[0] == "waiting")
+    tick_until(trainer, disk.is_saving.is_set)
+    tick_until(trainer, lambda: told(log)[0] == "waiting")
     disk.may_end.set()
     with pytest.raises(OSError, match="No space left"):
-        turn_until(trainer, lambda: trainer.done)
+        tick_until(trainer, lambda: trainer.done)
     trainer.close()
 
 
@@ -191,7 +191,7 @@ def test_no_step_passes_a_record_whose_letter_is_not_written(
     """A restart goes on behind it: if we died now, nothing would say that it was there."""
     log, config = make_log(), make_config(tmp_path)
     trainer = make_trainer(log, config)
-    turn_until(trainer, lambda: bool(read(log, POLICY_VERSIONS.name)))
+    tick_until(trainer, lambda: bool(read(log, POLICY_VERSIONS.name)))
     monkeypatch.setattr(trainer._samples, "_next_drop", time.monotonic() + 3600)
     send(log, Outgoing(topic=SCORED.name, key=b"x", value=[b"rubbish"]))
     train(log, trainer, 1)

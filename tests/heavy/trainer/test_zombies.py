@@ -41,7 +41,7 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -61,9 +61,9 @@ class Sleep:
         self.wake = threading.Event()
 
     def drive(self, trainer: TrainerWorker) -> None:
-        """Turn after turn in a thread of its own."""
+        """Tick after tick in a thread of its own."""
         self.driver = threading.current_thread()
-        turn_until(trainer, lambda: trainer.done)
+        tick_until(trainer, lambda: trainer.done)
 
     def __call__(self, point: CrashPoint) -> None:
         own = {thread for pool in self._pools for thread in pool._threads}
@@ -157,19 +157,19 @@ def test_whatever_it_meets_when_it_wakes_it_was_fenced(
     """Records have expired, files are gone, deadlines are over; and that is not why it ends."""
     log, config = make_log(), make_config(tmp_path, trainer__steps=1)
     zombie = make_trainer(log, config)
-    turn_until(zombie, lambda: zombie._reporter.policy_version == 0)
+    tick_until(zombie, lambda: zombie._reporter.policy_version == 0)
 
     def poll(_timeout_s: float) -> None:
         raise met
 
     monkeypatch.setattr(zombie._samples._intake, "poll", poll)
     with pytest.raises(type(met)) as told:
-        zombie.turn()  # nobody took over: that is the reason
+        zombie.tick()  # nobody took over: that is the reason
     assert told.value is met
     send(log, *(scored(0, sample, 0) for sample in range(2)))
     finish(log, config)
     with pytest.raises(FencedError) as fenced:
-        zombie.turn()
+        zombie.tick()
     zombie.close()
     assert fenced.value.__cause__ is met
     assert Exit.FENCED == exit_status(fenced.value)
@@ -193,14 +193,14 @@ def test_what_it_cannot_ask_is_not_the_reason_either(
     monkeypatch.setattr(trainer._samples._intake, "poll", fail(OSError("disk full")))
     monkeypatch.setattr(trainer._writer, "prove", fail(BrokerError("no broker")))
     with pytest.raises(OSError, match="disk full") as told:
-        trainer.turn()
+        trainer.tick()
     assert ["whether it was replaced could not be asked: no broker"] == getattr(
         told.value, "__notes__", []
     )
     asked.clear()
     monkeypatch.setattr(trainer._samples._intake, "poll", fail(BrokerError("down")))
     with pytest.raises(BrokerError, match="down"):
-        trainer.turn()
+        trainer.tick()
     trainer.close()
     assert 1 == len(asked)  # a broker that failed is not asked once more
 
@@ -217,7 +217,7 @@ def test_who_is_stuck_says_so_and_nothing_else(
 
     monkeypatch.setattr(trainer._reporter._stuck, "look", look)
     with pytest.raises(StuckError) as told:
-        trainer.turn()
+        trainer.tick()
     trainer.close()
     assert not getattr(told.value, "__notes__", [])
 
@@ -231,10 +231,10 @@ def test_a_step_that_a_stranger_wrote_in_its_name_ends_a_trainer(
     weights a new version, and every sample is trained once."""
     log, config = make_log(), make_config(tmp_path, trainer__max_staleness=4)
     trainer = make_trainer(log, config)
-    turn_until(trainer, lambda: trainer._reporter.policy_version == 0)
+    tick_until(trainer, lambda: trainer._reporter.policy_version == 0)
     send(log, *(scored(group, sample, 0) for group in range(3) for sample in range(2)))
     if not is_before:
-        turn_until(trainer, lambda: bool(steps(log)))
+        tick_until(trainer, lambda: bool(steps(log)))
     theirs = replace(
         step_completed(len(steps(log)) + 1, samples=(sample_ref("2", 0, offset=-1),)),
         run="demo",
@@ -247,7 +247,7 @@ def test_a_step_that_a_stranger_wrote_in_its_name_ends_a_trainer(
     with pytest.raises(
         FencedError, match=rf"StepCompleted of step {theirs.step} at steps.* not wr"
     ):
-        turn_until(trainer, lambda: len(steps(log)) > 3)
+        tick_until(trainer, lambda: len(steps(log)) > 3)
     trainer.close()
 
     assert len([step for step in steps(log) if step.weight_hash != theirs.weight_hash]) <= 2
@@ -282,13 +282,13 @@ def test_a_trainer_ends_behind_a_claim_that_nobody_living_made(tmp_path: Path) -
     A claim of another epoch than the next counts for nobody."""
     log, config = make_log(), make_config(tmp_path, trainer__max_staleness=3)
     trainer = make_trainer(log, config)
-    turn_until(trainer, lambda: trainer._reporter.policy_version == 0)
+    tick_until(trainer, lambda: trainer._reporter.policy_version == 0)
     forger = MemoryBus(log, "demo").producer("forger")
     forger.commit([outgoing(STEPS, trainer_started(run="demo", epoch=2**62, instance="forged"))])
-    trainer.turn()
+    trainer.tick()
     forger.commit([outgoing(STEPS, trainer_started(run="demo", epoch=2, instance="forged"))])
     with pytest.raises(FencedError, match="a claim of epoch 2"):
-        trainer.turn()
+        trainer.tick()
     trainer.close()
     send(log, *(scored(group, sample, 0) for group in range(3) for sample in range(2)))
     finish(log, config)

@@ -147,15 +147,15 @@ def steps(log: MemoryLog) -> list[StepCompleted]:
     return [event for event in read(log, STEPS.name) if isinstance(event, StepCompleted)]
 
 
-def turn_until(trainer: TrainerWorker, reached: Callable[[], bool]) -> None:
+def tick_until(trainer: TrainerWorker, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not reached():
         assert time.monotonic() < deadline, "not reached in time"
-        trainer.turn()
+        trainer.tick()
 
 
 def run_steps(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
-    turn_until(trainer, lambda: len(steps(log)) >= num)
+    tick_until(trainer, lambda: len(steps(log)) >= num)
 
 
 def train(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
@@ -168,5 +168,5 @@ def train(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:
 def finish(log: MemoryLog, config: RunConfig) -> None:
     """A successor takes over and makes all the steps that are left."""
     successor = make_trainer(log, config, "two", takeover=True)
-    turn_until(successor, lambda: successor.done)
+    tick_until(successor, lambda: successor.done)
     successor.close()

@@ -122,7 +122,7 @@ def until(role: ServerWorker, seen: Callable[[], object], why: str) -> None:
     until_s = time.monotonic() + LIMIT_S
     while not seen():
         assert time.monotonic() < until_s, why
-        role.turn()
+        role.tick()
 
 
 def started(world: World, **options: Any) -> tuple[ServerWorker, int]:
@@ -131,12 +131,12 @@ def started(world: World, **options: Any) -> tuple[ServerWorker, int]:
     if options.get("is_shared"):
         role.follow(lease(GRANTED))
     until(role, lambda: role._ready_s is not None, "not ready")
-    role.turn()
+    role.tick()
     return role, int(pid_file(role._process.log).read_text())
 
 
-def lease(state: str, *, turn: int = 1, ended: str = "", instance: str = "one") -> Lease:
-    return Lease(turn=turn, state=state, holder="rollout-0", instance=instance, ended=ended)
+def lease(state: str, *, shift: int = 1, ended: str = "", instance: str = "one") -> Lease:
+    return Lease(shift=shift, state=state, holder="rollout-0", instance=instance, ended=ended)
 
 
 def test_it_says_what_it_does_and_that_it_came_so_far(
@@ -148,7 +148,7 @@ def test_it_says_what_it_does_and_that_it_came_so_far(
     world.late.unlink()
     role = world.role()
     until(role, lambda: role._process.child, "not started")
-    role.turn()
+    role.tick()
     world.late.touch()
     until(role, lambda: role._ready_s is not None, "not ready")
     until(role, lambda: world.reports()[-1].state == "serving", "not told")
@@ -158,7 +158,7 @@ def test_it_says_what_it_does_and_that_it_came_so_far(
     assert {"server_starts": 1.0} == last.counters
     time.sleep(0.1)
     world.says(State.PULLING)
-    role.turn()
+    role.tick()
     assert "served" not in world.reports()[-1].counters
     for _ in range(2):
         world.says(State.SERVING)
@@ -197,9 +197,11 @@ def test_what_is_of_no_use_is_ended(
     """Each by a limit that is named; that its engine hangs, its workers say."""
     monkeypatch.setattr(module, "NEWS_S", 0.05)
     if how == "starts for ever":
-        world.patience = replace(world.patience, start_s=0.5)
         world.status.write_text("503")
-        role, expected = world.role(), r"not ready within 0\.5 s \(engine\.start_s\)"
+        role = world.role()
+        until(role, world.below.exists, "no process below it")
+        role._patience = replace(world.patience, start_s=0.5)
+        expected = r"not ready within 0\.5 s \(engine\.start_s\)"
     else:
         world.patience = replace(world.patience, silent_s=0.5)
         role, _ = started(world)
@@ -208,12 +210,12 @@ def test_what_is_of_no_use_is_ended(
         world.status.write_text("silent")
     if how == "hangs":
         world.says(State.HUNG)  # of its predecessor: so quickly none is met, and found to hang
-        role.turn()
+        role.tick()
         expected = "hangs, says rollout-0"
         world.patience = replace(world.patience, silent_s=LIMIT_S)
         time.sleep(0.1)
         for _ in range(3):
-            role.turn()
+            role.tick()
         world.says(State.HUNG)
     with pytest.raises(ServerEndedError, match=expected):
         until(role, lambda: False, "")
@@ -251,14 +253,14 @@ def test_servers_on_one_gpu_start_one_after_the_other(world: World) -> None:
     url, world.url = world.url, f"http://127.0.0.1:{port}"
     second = world.role(ordinal=1)
     for _ in range(3):
-        second.turn()
+        second.tick()
     assert second._process.child is None
     assert str(world.locks[0]) in second._reporter._state[1]
     assert f"process {os.getpid()} " in second._reporter._state[1]
     world.late.touch()
     world.url = url
     until(first, lambda: first._ready_s is not None, "not ready")
-    until(second, lambda: second._process.child, "its turn never came")
+    until(second, lambda: second._process.child, "its start never came")
 
 
 def test_a_lock_for_each_gpu_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +287,7 @@ def test_a_broker_that_is_away_ends_no_server(
     until(role, lambda: role._producer is None, "no report was due")
     errors.pop(0)
     role._reporter.state("starting")
-    role.turn()
+    role.tick()
     monkeypatch.setattr(module, "commit", usual)
     known = len(world.reports())
     until(role, lambda: len(world.reports()) > known, "it reports no more")
@@ -303,7 +305,7 @@ def test_it_drains_once_its_workers_have(world: World) -> None:
     until(role, lambda: not role.is_idle, "not heard")
     role.drain()
     for _ in range(5):
-        role.turn()
+        role.tick()
     assert not role.done
     assert is_alive(pid)
     report = WorkerReport(
@@ -315,11 +317,13 @@ def test_it_drains_once_its_workers_have(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", [RELEASED, LOST])
-def test_on_a_shared_device_it_has_memory_in_turns_of_rollout_alone(world: World, end: str) -> None:
+def test_on_a_shared_device_it_has_memory_in_shifts_of_rollout_alone(
+    world: World, end: str
+) -> None:
     """It starts in one; after one it sleeps, as its worker says, or is ended; a lock says which."""
     role = world.role(is_shared=True)
     role.follow(Lease())
-    role.turn()
+    role.tick()
     assert role._process.child is None
     role.follow(lease(GRANTED))
     until(role, lambda: role._ready_s is not None, "not ready")
@@ -327,7 +331,7 @@ def test_on_a_shared_device_it_has_memory_in_turns_of_rollout_alone(world: World
     assert lock.hold()
     role.follow(lease(HELD))
     world.says(State.SERVING)
-    role.turn()
+    role.tick()
     if end == RELEASED:
         world.says(State.ASLEEP)
     role.follow(lease(FREE, ended=end))
@@ -335,24 +339,24 @@ def test_on_a_shared_device_it_has_memory_in_turns_of_rollout_alone(world: World
     assert role.done == (end == LOST)
     if end == RELEASED:
         lock.release()
-        role.follow(lease(GRANTED, turn=2))
-        role.turn()
+        role.follow(lease(GRANTED, shift=2))
+        role.tick()
         assert MemoryLock(world.folder / "memory.lock").hold()
         assert role._process.child
-        role.follow(lease(GRANTED, turn=3, instance="two"))
-        role.turn()  # another process of its worker, which cannot know that it sleeps
+        role.follow(lease(GRANTED, shift=3, instance="two"))
+        role.tick()  # another process of its worker, which cannot know that it sleeps
         assert role.done
 
 
-def test_a_turn_that_was_over_before_it_was_seen_ends_it(world: World) -> None:
+def test_a_shift_that_was_over_before_it_was_seen_ends_it(world: World) -> None:
     """Its worker woke it and died in between: it is not taken for one that sleeps."""
     role, _ = started(world, is_shared=True)
     world.says(State.ASLEEP)
-    role.turn()
+    role.tick()
     role.follow(lease(FREE, ended=RELEASED))
     until(role, lambda: role._slept_in == 1, "not heard")
-    role.follow(lease(FREE, turn=2, ended=LOST))
-    role.turn()
+    role.follow(lease(FREE, shift=2, ended=LOST))
+    role.tick()
     assert role.done
 
 
@@ -366,7 +370,7 @@ def test_a_server_ends_with_its_role_however_that_went(tmp_path: Path) -> None:
         f"world = World(Path({str(tmp_path)!r}))\n"
         "role = world.role()\n"
         "while not world.below.exists() or not world.below.read_text():\n"
-        "    role.turn()\n"
+        "    role.tick()\n"
         "print(role._process.child.pid, flush=True)\n"
         "time.sleep(3600)\n"
     )

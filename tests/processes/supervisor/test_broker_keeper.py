@@ -122,7 +122,7 @@ def test_a_dead_broker_is_started_again(small: SmallBroker) -> None:
 
 
 def test_the_loop_goes_on_while_the_broker_starts(small: SmallBroker) -> None:
-    """A start takes seconds; a turn takes none, and nothing is sent to a broker that is not."""
+    """A start takes seconds; a tick takes none, and nothing is sent to a broker that is not."""
     said: list[str] = []
     with kept(small, said.append) as keeper:
         small.may_start.clear()

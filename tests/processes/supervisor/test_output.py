@@ -17,7 +17,7 @@ from tests.unit.report.test_live import live_input
 
 ROOT = Path(__file__).parents[3]
 
-# `up` in little: it watches, and at its end it tells. A line on standard input is a turn.
+# `up` in little: it watches, and at its end it tells. A line on standard input is a tick.
 _UP = """
 import sys
 from pathlib import Path
@@ -34,12 +34,12 @@ with output_to(Path({log!r})):
     show("run demo: complete")
 """
 SECONDS = 60.0
-NUM_TURNS = 3
+NUM_TICKS = 3
 
 
 def step(number: int) -> LiveInput:
     """Something was said."""
-    return live_input(num_steps=1, message=f"turn {number} {'x' * 3000}")
+    return live_input(num_steps=1, message=f"tick {number} {'x' * 3000}")
 
 
 def started(log: Path, stdout: int) -> subprocess.Popen[bytes]:
@@ -59,7 +59,7 @@ def test_the_log_file_has_every_line_and_nothing_that_was_drawn(
     ours, theirs = pty.openpty() if is_terminal else os.pipe()
     process = started(log, theirs)
     os.close(theirs)
-    process.stdin.write(b"\n" * NUM_TURNS)
+    process.stdin.write(b"\n" * NUM_TICKS)
     process.stdin.close()
     read = b""
     with suppress(OSError):  # of a terminal that nobody has open any more
@@ -72,7 +72,7 @@ def test_the_log_file_has_every_line_and_nothing_that_was_drawn(
     assert "\x1b" not in text
     lines = text.splitlines()
     assert "run demo: complete" == lines[-1]
-    assert NUM_TURNS == sum("] turn " in line for line in lines)
+    assert NUM_TICKS == sum("] tick " in line for line in lines)
     assert (b"\x1b" in read) if is_terminal else (read == log.read_bytes())
 
 
@@ -95,4 +95,4 @@ def test_a_reader_that_leaves_ends_up_as_it_ends_any_program(tmp_path: Path) -> 
         process.stdin.close()
     with process.stderr or nullcontext():
         assert process.wait(SECONDS)
-    assert "] turn 0 " in log.read_text("utf-8")
+    assert "] tick 0 " in log.read_text("utf-8")

@@ -247,7 +247,7 @@ def test_servers_of_several_workers_on_one_gpu_are_added_up() -> None:
 
 
 def test_what_fits_of_the_examples_of_several_gpus() -> None:
-    """By turns the largest counts: a model of 8 billion on eight GPUs of 80 GB, one of 60 not.
+    """In shifts the largest counts: a model of 8 billion on eight GPUs of 80 GB, one of 60 not.
     The host holds what is off-loaded."""
     run = [EXAMPLES / "gsm8k-2gpu.toml", EXAMPLES / "eight-gpus-hybrid.toml"]
     config, on = load(run), gpus(8)
@@ -261,7 +261,7 @@ def test_what_fits_of_the_examples_of_several_gpus() -> None:
     told = on_gpus[0].found
     assert {Level.OK} == {check.level for check in on_gpus}
     assert told.startswith("logprob ")
-    assert "trainer 26.8 + server 68.4 (logprob, trainer, server by turns) GB" in told
+    assert "trainer 26.8 + server 68.4 (logprob, trainer, server in shifts) GB" in told
     assert [Level.WARN] * 8 == [check.level for check in of_size[61e9][1:]]
     assert (Level.OK, True) == (on_host.level, "8 x trainer off-loaded 26.8" in on_host.found)
     (short, *_) = memory_checks(config, sized(8.19e9), places, 200_000, is_up=False)

@@ -221,23 +221,27 @@ def test_a_fixed_number_stays() -> None:
     assert (capacity.limit, capacity.why, capacity.num_preemptions) == (7, "fixed", 90)
 
 
-def loads(*pairs: tuple[int, int]) -> dict[str, Candidate]:
+def candidates(*pairs: tuple[int, int]) -> dict[str, Candidate]:
     return {f"s{number}": Candidate(*pair) for number, pair in enumerate(pairs)}
 
 
 def test_a_session_goes_where_its_turns_are() -> None:
     """Wherever its group goes, unless that server has no room, or is fuller by a margin."""
     for before in ("s0", "s1", "s2"):
-        found = {choose(str(group), loads((9, 64), (9, 64), (9, 64)), before) for group in range(9)}
+        found = {
+            choose(str(group), candidates((9, 64), (9, 64), (9, 64)), before) for group in range(9)
+        }
         assert found == {before}
-    assert choose("g", loads((9 + SLACK, 64), (9, 64)), "s0") == "s0"
-    assert choose("g", loads((10 + SLACK, 64), (9, 64)), "s0") == "s1"
-    assert choose("g", loads((4, 4), (3, 4)), "s0") == "s1"
-    assert choose("g", loads((1, 4)), "gone") == "s0"
+    assert choose("g", candidates((9 + SLACK, 64), (9, 64)), "s0") == "s0"
+    assert choose("g", candidates((10 + SLACK, 64), (9, 64)), "s0") == "s1"
+    assert choose("g", candidates((4, 4), (3, 4)), "s0") == "s1"
+    assert choose("g", candidates((1, 4)), "gone") == "s0"
 
 
 def test_fullness_is_a_share_of_what_a_server_can_hold() -> None:
     """A large server is not taken for a busy one."""
-    found = {choose(str(group), loads((200, 400), (20, 40)), "") for group in range(50)}
+    found = {choose(str(group), candidates((200, 400), (20, 40)), "") for group in range(50)}
     assert found == {"s0", "s1"}
-    assert {choose(str(group), loads((200, 400), (39, 40)), "") for group in range(50)} == {"s0"}
+    assert {choose(str(group), candidates((200, 400), (39, 40)), "") for group in range(50)} == {
+        "s0"
+    }

@@ -17,7 +17,7 @@ from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallReq
 from rlstreams.workers.gateway.shared import CALLS_PER_SLOT
 from rlstreams.workers.model.base import EngineError
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, worker_of
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_sessions import Ended
 from tests.unit.roles.test_turns import EndsTurns
 
@@ -197,10 +197,10 @@ def test_those_that_a_kill_cut_are_sampled_again_and_the_others_are_not(tmp_path
     cut = (0, 3, 6)
     killed, engine = Gathers(stands=cut), EndsTurns()
     loop = worker_of(stand, killed, ScriptedAgent(together))
-    turn_until(loop, lambda: len(recorded(stand).calls) == MANY - len(cut))
+    tick_until(loop, lambda: len(recorded(stand).calls) == MANY - len(cut))
     loop.close()
     loop = worker_of(stand, engine, ScriptedAgent(together))
-    turn_until(loop, lambda: bool(heard))
+    tick_until(loop, lambda: bool(heard))
     loop.close()
     log = recorded(stand)
     occurrences = {call.call_id: call.occurrence for call in log.calls}

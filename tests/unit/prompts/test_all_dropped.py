@@ -15,10 +15,10 @@ from rlstreams.streams.log.topics import PROMPTS, SCORED
 from rlstreams.workers.trainer.intake.admission import Admission
 from rlstreams.workers.trainer.intake.groups import PolicySegment, SeenSample
 from tests.factories import groups_dropped, redo_drifted, step_completed
-from tests.unit.prompts.world import World, started, turns
+from tests.unit.prompts.world import World, started, ticks
 
 STEPS = 6
-MAX_TURNS = 100
+MAX_TICKS = 100
 OnStale = Literal["mask", "drop"]
 
 
@@ -41,7 +41,7 @@ class Loop:
 
     def answer(self) -> None:
         """Each new sample is rolled out and scored under the newest version."""
-        turns(self.worker, 1)
+        ticks(self.worker, 1)
         for raw in self._prompts.poll(1000, 0.0):
             event = decoded(raw).event
             if isinstance(event, Prompt) and event.purpose == TRAIN:
@@ -55,7 +55,7 @@ class Loop:
         self.world.says(event)
 
     def train(self) -> None:
-        """Drops first, then at most one step: what the trainer does in a turn."""
+        """Drops first, then at most one step: what the trainer does in a tick."""
         groups = self.admission.drops(self.version, 1.0)
         if groups:
             ids = [group.group_id for group in groups]
@@ -98,7 +98,7 @@ def test_a_window_that_is_dropped_whole_is_issued_again(
     loop = Loop(tmp_path, max_staleness, on_stale)
     window = (max_staleness + 1) * 3
     drift_before = {0, 2, STEPS - 1}
-    for _ in range(MAX_TURNS):
+    for _ in range(MAX_TICKS):
         loop.answer()
         if loop.num_steps in drift_before and loop.admission.num_open_groups:
             drift_before.remove(loop.num_steps)

@@ -11,7 +11,7 @@ from rlstreams.workers.prompts.handover import handover
 from rlstreams.workers.trainer.claim import read_ledger_at
 from tests.branch_events import run_branched
 from tests.factories import dropped_group, groups_dropped
-from tests.unit.prompts.world import ROWS, World, started, step, turns, until
+from tests.unit.prompts.world import ROWS, World, started, step, ticks, until
 
 Rows = dict[str, tuple[int, int, str | None]]
 
@@ -30,12 +30,12 @@ def parent_at_2(folder: Path) -> World:
     row = rows_of(world)["5"][0]
     lost = dropped_group("5", row=row, replacement=0)
     world.says(step(1, watermark=3))
-    turns(worker)
+    ticks(worker)
     closed = ClosedGroups(watermark=3, above=(5,))
     world.says(groups_dropped(groups=(lost,), closed=closed))
-    turns(worker)
+    ticks(worker)
     world.says(step(2, watermark=4, closed=ClosedGroups(watermark=4, above=(5, 6))))
-    turns(worker)
+    ticks(worker)
     world.says(step(3, watermark=8))
     until(worker, lambda: len(world.groups()) >= 14)
     worker.close()
@@ -112,9 +112,9 @@ def test_it_evaluates_what_it_begins_with(tmp_path: Path) -> None:
         started(step_target=60, next_step=34, policy_version=33),
     )
     worker = world.worker()
-    turns(worker)
+    ticks(worker)
     assert ["e33-0", "e33-1", "e33-2"] == world.evaluations()
     for number in range(34, 41):
         world.says(step(number, watermark=12))
-        turns(worker)
+        ticks(worker)
     assert {"e33", "e40"} == {name.partition("-")[0] for name in world.evaluations()}

@@ -12,7 +12,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import PROMPTS, STEPS, TRAJECTORIES, Topic
 from tests.factories import prompt, trajectory
-from tests.unit.prompts.world import World, step, turns
+from tests.unit.prompts.world import World, step, ticks
 
 
 def bytes_of(topic: Topic, event: Event) -> bytes:
@@ -62,7 +62,7 @@ def test_a_stranger_in_the_topic_does_not_stop_an_heir(
     world.trainer.commit([FOREIGN[kind]])
     world.says(step(1, watermark=1))
     heir = world.worker()
-    turns(heir)
+    ticks(heir)
     assert 7 == heir._issued.num_groups
     (named,) = strangers
     assert named.startswith(f"prompts[{FOREIGN[kind].partition}]@")

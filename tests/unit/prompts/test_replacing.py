@@ -10,7 +10,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import DEAD_LETTERS
 from tests.factories import dead_letter, dropped_group, groups_dropped, replacement_requested
-from tests.unit.prompts.world import World, started, step, turns
+from tests.unit.prompts.world import World, started, step, ticks
 
 
 def drop(group_id: str, **changes: Any) -> Event:
@@ -37,18 +37,18 @@ def test_a_request_is_answered_once_over_any_number_of_restarts(tmp_path: Path) 
     world.says(started())
     for _ in range(3):
         worker = world.worker()
-        turns(worker)
+        ticks(worker)
         if not answers(world):
             world.says(drop("1", row=5, permanent=True))
             ask(world, "1")
             ask(world, "1")
-        turns(worker)
+        ticks(worker)
         worker.close()
     ((number, *_),) = answers(world)
     world.says(drop(number, row=5, permanent=True, replacement=1))
     ask(world, number)
     heir = world.worker()
-    turns(heir)
+    ticks(heir)
     assert [("1", 1), (number, 2)] == [(of, count) for _, of, _, count in answers(world)]
 
 
@@ -58,10 +58,10 @@ def test_a_request_for_an_open_group_waits_for_its_end(tmp_path: Path) -> None:
     worker = world.issuing()
     ask(world, "0")
     ask(world, "4")
-    turns(worker)
+    ticks(worker)
     assert [] == answers(world)
     world.says(step(1, watermark=3), drop("4", row=2, permanent=True))
-    turns(worker)
+    ticks(worker)
     assert ["4"] == [of for _, of, _, _ in answers(world)]
 
 
@@ -75,7 +75,7 @@ def test_requests_of_another_run_and_foreign_records_change_nothing(
     ask(world, "1", run="other")
     foreign = Outgoing(topic=DEAD_LETTERS.name, key=b"1", value=[b"rubbish"])
     world.trainer.commit([foreign, outgoing(DEAD_LETTERS, dead_letter(group_id="1"))])
-    turns(worker)
+    ticks(worker)
     assert [] == answers(world)
     (named,) = strangers
     assert named.startswith("dead-letters[0]@")
@@ -86,7 +86,7 @@ def test_a_drop_that_names_no_row_of_the_data_is_not_replaced(tmp_path: Path) ->
     world = World(tmp_path)
     worker = world.issuing()
     world.says(drop("5", row=10**9))
-    turns(worker)
+    ticks(worker)
     assert [] == answers(world)
     assert 7 == worker._issued.num_groups
 
@@ -100,6 +100,6 @@ def test_a_request_before_the_drop_lifts_the_maximum_too(tmp_path: Path) -> None
     first.close()
     for _ in range(2):
         heir = world.worker()
-        turns(heir)
+        ticks(heir)
         heir.close()
         assert ["1"] == [of for _, of, _, _ in answers(world)]

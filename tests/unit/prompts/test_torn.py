@@ -14,7 +14,7 @@ from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.dataset.order import Order
 from tests.factories import dropped_group, groups_dropped
-from tests.unit.prompts.world import ROWS, World, started, step, turns
+from tests.unit.prompts.world import ROWS, World, started, step, ticks
 
 
 def torn(folder: Path, is_kept: Callable[[Prompt], bool], **prompts: int) -> World:
@@ -33,9 +33,9 @@ def go_on(world: World, steps: range) -> None:
     """One heir that issues until these steps are made."""
     heir = world.worker()
     for number in steps:
-        turns(heir)
+        ticks(heir)
         world.says(step(number, watermark=3 * number))
-    turns(heir)
+    ticks(heir)
 
 
 @pytest.mark.parametrize("lost", [{"1"}, {"0"}, {"5"}, {"2", "5"}, {"0", "1", "4"}])
@@ -77,9 +77,9 @@ def test_a_replacement_that_is_gone_comes_again(tmp_path: Path) -> None:
     drop = dropped_group("1", row=Order(0, ROWS).at(1)[1])
     dropped = groups_dropped(groups=(drop,), closed=ClosedGroups(watermark=0, above=(1,)))
     worker = whole.worker()
-    turns(worker)
+    ticks(worker)
     whole.says(dropped, step(1, watermark=3))
-    turns(worker)
+    ticks(worker)
     worker.close()
     (replacing,) = [n for n, samples in whole.groups().items() if samples[0].replaces]
     for lost in ({replacing}, {replacing, "7"}, {replacing, "8"}):

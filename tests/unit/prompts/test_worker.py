@@ -11,17 +11,17 @@ from rlstreams.streams.log.errors import ConfigError, FencedError
 from rlstreams.streams.log.topics import CONTROL
 from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from tests.factories import control_state
-from tests.unit.prompts.world import PARTITIONS, World, started, step, turns, until
+from tests.unit.prompts.world import PARTITIONS, World, started, step, ticks, until
 
 
 def test_nothing_is_issued_before_the_claim(tmp_path: Path) -> None:
-    """The first turn after the claim issues version 0's evaluation and the first groups."""
+    """The first tick after the claim issues version 0's evaluation and the first groups."""
     world = World(tmp_path)
     with_claim = world.worker()
-    turns(with_claim)
+    ticks(with_claim)
     assert not world.issued()
     world.says(started())
-    turns(with_claim)
+    ticks(with_claim)
     assert world.evaluations() == ["e0-0", "e0-1", "e0-2"]
     assert [str(number) for number in range(6)] == sorted(world.groups())
 
@@ -49,10 +49,10 @@ def test_the_end_needs_no_spare_groups_and_one_evaluation(tmp_path: Path) -> Non
     world.says(started())
     worker = world.worker()
     for number in range(1, 5):
-        turns(worker)
+        ticks(worker)
         assert not worker.done
         world.says(step(number, watermark=3 * number))
-    turns(worker)
+    ticks(worker)
     assert worker.done
     assert len(world.groups()) == 12
     assert world.evaluations()[3:] == ["e4-0", "e4-1", "e4-2"]
@@ -64,7 +64,7 @@ def test_closed_groups_that_were_never_issued_are_refused(tmp_path: Path) -> Non
     world.says(started(), step(1, watermark=3))
     worker = world.worker()
     with pytest.raises(ConfigError, match="closed group 2, but topic prompts ends with group -1"):
-        turns(worker)
+        ticks(worker)
 
 
 def test_a_predecessor_is_fenced(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_predecessor_is_fenced(tmp_path: Path) -> None:
     first = world.worker()
     heir = world.worker()
     world.says(started())
-    turns(heir)
+    ticks(heir)
     with pytest.raises(FencedError):
-        turns(first)
+        ticks(first)
     assert len(world.groups()) == 6
     first.close()
 
@@ -86,7 +86,7 @@ def test_a_paused_run_issues_nothing(tmp_path: Path) -> None:
     world.says(started())
     worker = world.worker()
     role = ControlledRole(worker, worker, ControlFollower(world.bus))
-    turns(role)
+    ticks(role)
     assert not world.issued()
     world.says(control_state(state="running"), topic=CONTROL)
     until(role, lambda: len(world.groups()) == 6)
@@ -99,10 +99,10 @@ def test_a_finished_run_that_is_to_go_on_is_not_done(tmp_path: Path) -> None:
     world = World(tmp_path)
     first = world.issuing(step_target=1)
     world.says(step(1, watermark=3))
-    turns(first)
+    ticks(first)
     assert not first.done
     world.says(started(epoch=2, step_target=4, policy_version=1))
-    turns(first)
+    ticks(first)
     assert len(world.groups()) == 9
 
 
@@ -112,7 +112,7 @@ def test_each_held_out_row_may_have_several_answers(tmp_path: Path, strangers: l
     world.says(started())
     for _ in range(2):
         worker = world.worker()
-        turns(worker)
+        ticks(worker)
         assert [] == strangers
         worker.close()
     issued = [(p.group_id, p.sample, p.group_size) for _, p in world.issued() if p.purpose != TRAIN]

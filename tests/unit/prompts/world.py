@@ -60,7 +60,7 @@ class World:
         """A worker that has issued what a claim lets it."""
         self.says(started(**claim))
         worker = self.worker()
-        turns(worker)
+        ticks(worker)
         return worker
 
     def says(self, *events: Event, topic: Topic = STEPS) -> None:
@@ -87,9 +87,9 @@ class World:
         return sorted(p.group_id for _, p in self.issued() if p.purpose == EVALUATE)
 
 
-def turns(worker: PromptsWorker, count: int = 3) -> None:
+def ticks(worker: PromptsWorker, count: int = 3) -> None:
     for _ in range(count):
-        worker.turn()
+        worker.tick()
 
 
 def started(**changes: Any) -> Event:
@@ -105,4 +105,4 @@ def until(worker: PromptsWorker, condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline_s
-        worker.turn()
+        worker.tick()

@@ -22,7 +22,7 @@ from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.fake_engine import FakeScorer
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 
 NUM = 6
 
@@ -40,7 +40,7 @@ def stand(tmp_path: Path) -> Stand:
         segments = (factories.prompt_segment(), segment)
         sample = factories.trajectory(sample=number, group_size=16, segments=segments)
         stand.send(outgoing(TRAJECTORIES, sample))
-    turn_until(role, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == NUM)
+    tick_until(role, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == NUM)
     role.close()
     return stand
 

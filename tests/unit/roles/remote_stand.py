@@ -23,7 +23,7 @@ from rlstreams.streams.log.topics import (
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.session_player import SessionPlayer
 from tests.unit.roles.sessions_stand import recorded, worker_of
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_turns import EndsTurns
 
 TIMEOUT_S = 60.0
@@ -110,7 +110,7 @@ class World:
     def done(self, work: Callable[..., T], *args: Any) -> T:
         """What a runner does, while the worker's loop goes round."""
         future = self.start(work, *args)
-        turn_until(self.loop, future.done)
+        tick_until(self.loop, future.done)
         return future.result()
 
     def ask(self, wait_s: float = 30.0, key: str = "") -> Answer:
@@ -122,12 +122,12 @@ class World:
         assert answer.status == 200, answer
         return Session(answer.body)
 
-    def turns(self, seconds: float) -> None:
+    def ticks(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
-        turn_until(self.loop, lambda: time.monotonic() > until_s)
+        tick_until(self.loop, lambda: time.monotonic() > until_s)
 
     def until(self, reached: Callable[[], object]) -> None:
-        turn_until(self.loop, lambda: bool(reached()))
+        tick_until(self.loop, lambda: bool(reached()))
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -1,4 +1,4 @@
-"""A stand for one role alone: an in-memory log, a publisher of fake weights, and turns."""
+"""A stand for one role alone: an in-memory log, a publisher of fake weights, and ticks."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ def make_sampler(stand: Stand, engine: FakeEngine, *, max_new_tokens: int = 6) -
     )
 
 
-def turn_until(role: Role, reached: Callable[[], bool]) -> None:
+def tick_until(role: Role, reached: Callable[[], bool]) -> None:
     """Drive the role until something holds; fails when it takes too long."""
     deadline = time.monotonic() + DEADLINE_S
     while not reached():
         assert time.monotonic() < deadline, "not reached in time"
-        role.turn()
+        role.tick()

@@ -54,9 +54,9 @@ class Crew:
             worker._consumer.expel()  # type: ignore[attr-defined]
             worker.close()
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         for worker in (*self.there.values(), *self._leaving):
-            worker.turn()
+            worker.tick()
         for worker in [one for one in self._leaving if one.done]:
             self._leaving.remove(worker)
             worker.close()
@@ -92,7 +92,7 @@ def test_no_sample_is_lost_or_made_twice(tmp_path: Path, seed: int) -> None:
                 for crew in crews:
                     crew.change()
         for crew in crews:
-            crew.turn()
+            crew.tick()
         of_score = (event.trajectory for event in stand.read(SCORED.name, ScoredTrajectory))
         scored = Counter((one.group_id, one.sample) for one in of_score)
     for crew in crews:

@@ -20,7 +20,7 @@ from rlstreams.workers.logprob.worker import make_worker
 from rlstreams.workers.weights.channel import Pulled, WeightChannel
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeScorer
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_logprob import segment, send, trajectory
 
 
@@ -53,12 +53,12 @@ def test_a_pull_holds_up_no_window_of_other_versions(tmp_path: Path) -> None:
     stand.publish(0)
     context = stand.context("logprob")
     logprob = make_worker(context, context.bus, scorer, FileWeightChannel())
-    turn_until(logprob, lambda: bool(scorer.versions))
+    tick_until(logprob, lambda: bool(scorer.versions))
     stand.publish(1)
     send(stand, trajectory("1", segment(1, 5)), trajectory("0", segment(0, 5)))
-    turn_until(logprob, lambda: scored(stand) == {"0"})
+    tick_until(logprob, lambda: scored(stand) == {"0"})
     scorer.goes_on.set()
-    turn_until(logprob, lambda: scored(stand) == {"0", "1"})
+    tick_until(logprob, lambda: scored(stand) == {"0", "1"})
     logprob.close()
 
 
@@ -71,16 +71,16 @@ def test_versions_come_while_a_window_is_scored_and_its_own_stays(tmp_path: Path
     logprob = make_worker(context, context.bus, scorer, FileWeightChannel())
     send(stand, trajectory("0", segment(0, 5)))
     stage: Any = logprob._stage
-    turn_until(logprob, lambda: len(stage._windows) == 1)
+    tick_until(logprob, lambda: len(stage._windows) == 1)
     for version in (1, 2):
         stand.publish(version)
-        turn_until(logprob, lambda version=version: version in scorer.versions)  # type: ignore[misc]
+        tick_until(logprob, lambda version=version: version in scorer.versions)  # type: ignore[misc]
     stand.publish(3)
     for _ in range(10):
-        logprob.turn()
+        logprob.tick()
     assert [0, 1, 2] == scorer.versions
     scorer.goes_on.set()
-    turn_until(logprob, lambda: scored(stand) == {"0"} and list(scorer.versions) == [2, 3])
+    tick_until(logprob, lambda: scored(stand) == {"0"} and list(scorer.versions) == [2, 3])
     logprob.close()
 
 

@@ -19,7 +19,7 @@ from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import RolloutStage
 from tests.call_events import outcome_reported
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, worker_of
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_turns import EndsTurns
 
 
@@ -66,13 +66,13 @@ def test_the_sample_is_written_when_the_grader_has_spoken(tmp_path: Path) -> Non
     """Its close is in the log before; its prompt is not done until then."""
     run = Waiting(tmp_path)
     loop = run.worker()
-    turn_until(loop, lambda: len(run.closed) == 1)
+    tick_until(loop, lambda: len(run.closed) == 1)
     for _ in range(5):
-        loop.turn()
+        loop.tick()
     assert (run.trajectories, run.letters) == ([], [])
     assert loop.is_idle
     run.say(0.25, parts={"form": 1.0}, note="neat")
-    turn_until(loop, lambda: len(run.trajectories) == 1)
+    tick_until(loop, lambda: len(run.trajectories) == 1)
     loop.close()
     (made,) = run.trajectories
     assert (made.reward, made.reward_parts, made.reward_note) == (0.25, {"form": 1.0}, "neat")
@@ -86,16 +86,16 @@ def test_whoever_takes_over_waits_on_and_starts_no_agent(tmp_path: Path) -> None
     run = Waiting(tmp_path)
     for _ in range(2):
         loop = run.worker()
-        turn_until(loop, lambda: len(run.closed) == 1)
-        loop.turn()
+        tick_until(loop, lambda: len(run.closed) == 1)
+        loop.tick()
         loop.close()
     run.say()
     loop = run.worker()
-    turn_until(loop, lambda: len(run.trajectories) == 1)
+    tick_until(loop, lambda: len(run.trajectories) == 1)
     loop.close()
     again = run.worker()
     for _ in range(20):
-        again.turn()
+        again.tick()
     again.close()
     assert (len(run.trajectories), len(run.closed), len(run.agent.starts)) == (1, 1, 1)
     assert len(recorded(run.stand).calls) == 2
@@ -105,7 +105,7 @@ def test_an_outcome_that_came_before_the_end_counts(tmp_path: Path) -> None:
     run = Waiting(tmp_path)
     run.during = run.say
     loop = run.worker()
-    turn_until(loop, lambda: len(run.trajectories) == 1)
+    tick_until(loop, lambda: len(run.trajectories) == 1)
     loop.close()
     assert run.trajectories[0].reward == 0.5
 
@@ -113,10 +113,10 @@ def test_an_outcome_that_came_before_the_end_counts(tmp_path: Path) -> None:
 def test_a_grader_that_names_a_call_ends_the_sample_there(tmp_path: Path) -> None:
     run = Waiting(tmp_path)
     loop = run.worker()
-    turn_until(loop, lambda: len(run.closed) == 1)
+    tick_until(loop, lambda: len(run.closed) == 1)
     first = recorded(run.stand).calls[0]
     run.say(call_id=first.call_id)
-    turn_until(loop, lambda: len(run.trajectories) == 1)
+    tick_until(loop, lambda: len(run.trajectories) == 1)
     loop.close()
     assert [s.author for s in run.trajectories[0].segments] == ["prompt", "policy"]
 
@@ -126,18 +126,18 @@ def test_what_others_say_of_others_changes_nothing(tmp_path: Path) -> None:
     and when the sample is written: it is recorded, and no more."""
     run = Waiting(tmp_path)
     loop = run.worker()
-    turn_until(loop, lambda: len(run.closed) == 1)
+    tick_until(loop, lambda: len(run.closed) == 1)
     run.say(0.1, session_id="9/9", group_id="9", outcome_id="a")
     run.say(0.2, grader="nobody", outcome_id="b")
     for _ in range(5):
-        loop.turn()
+        loop.tick()
     assert run.trajectories == []
     run.say(0.25, outcome_id="c", at_ms=2**52)
     run.say(0.75, outcome_id="c")
-    turn_until(loop, lambda: len(run.trajectories) == 1)
+    tick_until(loop, lambda: len(run.trajectories) == 1)
     run.say(1.0, outcome_id="d")
     for _ in range(5):
-        loop.turn()
+        loop.tick()
     loop.close()
     assert ([0.25], []) == ([one.reward for one in run.trajectories], run.letters)
 
@@ -146,10 +146,10 @@ def test_nobody_waits_for_ever(tmp_path: Path) -> None:
     """The time counts from the close; what comes later changes nothing."""
     run = Waiting(tmp_path, deadline_s=0.3)
     loop = run.worker()
-    turn_until(loop, lambda: len(run.letters) == 1)
+    tick_until(loop, lambda: len(run.letters) == 1)
     run.say()
     for _ in range(5):
-        loop.turn()
+        loop.tick()
     loop.close()
     assert run.trajectories == []
     assert (run.letters[0].reason, run.letters[0].detail) == ("reward", "no outcome by human")
@@ -171,9 +171,9 @@ def test_what_cannot_be_a_reward_is_a_dead_letter(
 ) -> None:
     run = Waiting(tmp_path)
     loop = run.worker()
-    turn_until(loop, lambda: len(run.closed) == 1)
+    tick_until(loop, lambda: len(run.closed) == 1)
     run.say(**said)
-    turn_until(loop, lambda: len(run.letters) == 1)
+    tick_until(loop, lambda: len(run.letters) == 1)
     loop.close()
     assert detail in run.letters[0].detail
     assert run.trajectories == []
@@ -188,12 +188,12 @@ def test_what_is_said_of_a_sample_that_was_set_aside_is_kept_by_nobody(
     if fails:
         run.agent.script = _fails
     loop = run.worker()
-    turn_until(loop, lambda: len(run.letters) == 1)
+    tick_until(loop, lambda: len(run.letters) == 1)
     for number in range(3):
         run.say(outcome_id=str(number))
     stage: Any = loop._stage
     late = stage._player.late
-    turn_until(loop, lambda: _is_read(run, late))
+    tick_until(loop, lambda: _is_read(run, late))
     loop.close()
     assert not late._said.sessions
 
@@ -213,16 +213,16 @@ def test_a_partition_that_goes_away_is_forgotten_and_its_new_owner_waits(tmp_pat
     run = Waiting(tmp_path)
     first = run.worker()
     stage = stage_of(first)
-    turn_until(first, lambda: stage._player.num_late == 1)
+    tick_until(first, lambda: stage._player.num_late == 1)
     stage.give_up({Partition(PROMPTS.name, 0)})
     assert stage._player.num_late == 0
     run.say()
     for _ in range(5):
-        first.turn()
+        first.tick()
     assert run.trajectories == []
     first.close()
     second = run.worker()
-    turn_until(second, lambda: len(run.trajectories) == 1)
+    tick_until(second, lambda: len(run.trajectories) == 1)
     second.close()
     assert len(run.agent.starts) == 1
 
@@ -235,14 +235,14 @@ def test_sessions_that_wait_leave_room_to_others_up_to_a_bound(tmp_path: Path) -
     capacity = stage._engine.capacity
     bound = 6 * capacity
     assert bound < 64
-    turn_until(loop, lambda: len(run.closed) >= bound)
+    tick_until(loop, lambda: len(run.closed) >= bound)
     for _ in range(10):
-        loop.turn()
+        loop.tick()
     assert len(run.closed) == bound
     assert (stage.room(), stage.num_open) == (0, 0)
     for sample in range(64):
         run.say(session_id=f"0/{sample}", outcome_id=f"o{sample}")
-    turn_until(loop, lambda: len(run.trajectories) == 64)
+    tick_until(loop, lambda: len(run.trajectories) == 64)
     loop.close()
 
 

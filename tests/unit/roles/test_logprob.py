@@ -23,7 +23,7 @@ from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests import factories
 from tests.fake_engine import FakeScorer
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 
 
 def make_logprob(stand: Stand, scorer: FakeScorer | None = None) -> StageLoop:
@@ -66,7 +66,7 @@ def score_all(
     logprob = logprob or make_logprob(stand)
     num = len(scored(stand)) + len(events)
     send(stand, *events)
-    turn_until(logprob, lambda: len(scored(stand)) == num)
+    tick_until(logprob, lambda: len(scored(stand)) == num)
     logprob.close()
     return scored(stand)
 
@@ -156,7 +156,7 @@ def test_evaluations_pass_by(tmp_path: Path) -> None:
         trajectory("e0-1", segment(0, 5), purpose="evaluate"),
         trajectory("0", segment(0, 5)),
     )
-    turn_until(logprob, lambda: len(scored(stand)) == 1)
+    tick_until(logprob, lambda: len(scored(stand)) == 1)
     logprob.close()
     assert list(scored(stand)) == ["0"]
     committed = stand.bus().committed("logprob", TRAJECTORIES.name)
@@ -184,7 +184,7 @@ def test_a_trajectory_that_cannot_be_is_buried(
     stand.publish(0)
     logprob = make_logprob(stand)
     send(stand, event, trajectory("0", segment(0, 5)))
-    turn_until(
+    tick_until(
         logprob, lambda: bool(scored(stand)) and bool(stand.read("dead-letters", DeadLetter))
     )
     logprob.close()
@@ -202,10 +202,10 @@ def test_a_version_that_nobody_announces_is_buried_after_a_while(
     stand.publish(0)
     logprob = make_logprob(stand)
     send(stand, trajectory("9", segment(7, 5)), trajectory("0", segment(0, 5)))
-    turn_until(logprob, lambda: len(scored(stand)) == 1)
+    tick_until(logprob, lambda: len(scored(stand)) == 1)
     assert not stand.read(DEAD_LETTERS.name, DeadLetter)
     monkeypatch.setattr(module, "ANNOUNCEMENT_DEADLINE_S", 0.0)
-    turn_until(logprob, lambda: bool(stand.read(DEAD_LETTERS.name, DeadLetter)))
+    tick_until(logprob, lambda: bool(stand.read(DEAD_LETTERS.name, DeadLetter)))
     logprob.close()
     (letter,) = stand.read(DEAD_LETTERS.name, DeadLetter)
     assert "policy version 7 was not announced" in letter.detail

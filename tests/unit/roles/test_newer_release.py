@@ -16,8 +16,8 @@ from rlstreams.workers.trainer.expired import open_groups
 from rlstreams.workers.trainer.intake.payloads import Payloads
 from tests import factories
 from tests.newer_release import hand_over, newer, publish
-from tests.unit.prompts.world import World, started, step, turns
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.prompts.world import World, started, step, ticks
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_rollout import make_rollout, trajectories
 from tests.unit.trainer.test_intake import Site
 from tests.unit.trainer.test_intake import scored as scored_sample
@@ -37,7 +37,7 @@ def test_rollout(stand: Stand) -> None:
     stand.publish(0)
     rollout = make_rollout(stand)
     stand.issue("0", 4)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 4)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 4)
     rollout.close()
     assert [] == stand.read(DEAD_LETTERS.name, DeadLetter)
 
@@ -66,7 +66,7 @@ def test_prompts(tmp_path: Path, strangers: list[str]) -> None:
     world.trainer = hand_over(world.trainer)
     world.says(started())
     first = world.worker()
-    turns(first)
+    ticks(first)
     first.close()
     number = len(world.groups())
     theirs = factories.prompt(
@@ -76,7 +76,7 @@ def test_prompts(tmp_path: Path, strangers: list[str]) -> None:
     world.says(step(1, watermark=1))
     heir = world.worker()
     assert heir._issued.num_groups == number + 1
-    turns(heir)
+    ticks(heir)
     assert strangers == []
     heir.close()
 

@@ -36,21 +36,21 @@ class Two(World):
         self.workers.append(worker_of(self.stand, EndsTurns(), None, ordinal=1, **self.of_worker))
         return self.workers[-1]
 
-    def turn_until(self, reached: Callable[[], object], *workers: StageLoop) -> None:
+    def tick_until(self, reached: Callable[[], object], *workers: StageLoop) -> None:
         until_s = time.monotonic() + DEADLINE_S
         while not reached():
             assert time.monotonic() < until_s, "not reached in time"
             for worker in workers or self.workers:
-                worker.turn()
+                worker.tick()
 
     def heard(self, work: Callable[..., Any], *args: Any) -> Any:
         future = self.start(work, *args)
-        self.turn_until(future.done)
+        self.tick_until(future.done)
         return future.result()
 
     def moved(self) -> Session:
         """The session that the second worker has, once it was opened there."""
-        self.turn_until(lambda: [one for one in self.starts if one[1] == 1])
+        self.tick_until(lambda: [one for one in self.starts if one[1] == 1])
         [name] = [name for name, start in self.starts if start == 1]
         return self.sessions[name]
 
@@ -96,7 +96,7 @@ def test_a_client_goes_on_where_its_session_went(two: Two) -> None:
     for session in two.sessions.values():
         assert 200 == two.heard(patient, session.post, "outcome", {"reward": 1.0}).status
         assert 200 == two.heard(patient, session.close).status
-    two.turn_until(lambda: len(two.trajectories) == 2)
+    two.tick_until(lambda: len(two.trajectories) == 2)
     assert 410 == two.heard(moved.say, "2").status
     calls = [call for call in recorded(two.stand).calls if call.session_id == moved.name]
     assert [call.worker for call in calls] == ["rollout-0", "rollout-1"]
@@ -124,9 +124,9 @@ def test_what_is_under_way_then_is_no_end(two: Two) -> None:
 
     stage._never, stage._engine.generate = asyncio.Event(), stuck
     cut = {name: two.start(session.say, "1") for name, session in two.sessions.items()}
-    two.turn_until(lambda: len(drawn) == 2)
+    two.tick_until(lambda: len(drawn) == 2)
     other = two.join()
-    two.turn_until(lambda: any(one.done() for one in cut.values()))
+    two.tick_until(lambda: any(one.done() for one in cut.values()))
     [name] = [name for name, one in cut.items() if one.done()]
     assert (cut[name].result().status, cut[name].result().body["error"]["code"]) == (503, "moving")
     waits: Future[Answer] = two.start(two.sessions[name].say, "1")

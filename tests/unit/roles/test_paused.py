@@ -12,11 +12,11 @@ from rlstreams.workers.loop.control import ControlFollower, ControlledRole
 from rlstreams.workers.loop.stage import StageLoop
 from tests import factories
 from tests.fake_engine import FakeEngine, FakeScorer
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_logprob import make_logprob, segment, send, trajectory
 from tests.unit.roles.test_rollout import make_rollout
 
-TURNS = 30  # each reads all that there is
+TICKS = 30  # each reads all that there is
 
 
 def says(stand: Stand, state: str) -> None:
@@ -28,14 +28,14 @@ def begins_nothing_while_paused(
 ) -> None:
     controlled = ControlledRole(role, role, ControlFollower(stand.bus(), every_s=0.0))
     says(stand, "paused")
-    controlled.turn()
+    controlled.tick()
     give_work()
-    for _ in range(TURNS):
-        controlled.turn()
+    for _ in range(TICKS):
+        controlled.tick()
         assert role._stage.num_open == 0
     assert (num_done(), role.is_idle) == (0, True)
     says(stand, "running")
-    turn_until(controlled, lambda: num_done() > 0)
+    tick_until(controlled, lambda: num_done() > 0)
     controlled.close()
 
 
@@ -44,7 +44,7 @@ def test_a_paused_rollout_begins_no_prompt(tmp_path: Path) -> None:
     stand, engine = Stand(tmp_path), FakeEngine()
     rollout = make_rollout(stand, engine)
     stand.publish(0)
-    turn_until(rollout, lambda: engine.policy_version == 0)
+    tick_until(rollout, lambda: engine.policy_version == 0)
     begins_nothing_while_paused(
         stand,
         rollout,
@@ -59,7 +59,7 @@ def test_a_paused_scorer_begins_no_trajectory(tmp_path: Path) -> None:
     logprob = make_logprob(stand, scorer)
     stand.publish(0)
     send(stand, trajectory("0", segment(0, 5, 6)))
-    turn_until(logprob, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 1)
+    tick_until(logprob, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 1)
     begins_nothing_while_paused(
         stand,
         logprob,

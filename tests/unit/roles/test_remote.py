@@ -91,7 +91,7 @@ def test_a_heartbeat_keeps_a_session_and_so_does_a_call_under_way(world) -> None
     stage: Any = run.loop._stage
     session = run.take()
     for _ in range(4):
-        run.turns(0.25)
+        run.ticks(0.25)
         assert 200 == run.done(session.post, "heartbeat").status
     sampled = stage._engine.generate
 

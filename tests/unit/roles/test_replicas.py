@@ -56,7 +56,7 @@ def test_nothing_is_lost_and_no_record_is_blamed(tmp_path: Path) -> None:
             sent += 1
         for ordinal, worker in list(workers.items()):
             try:
-                worker.turn()
+                worker.tick()
             except RankLostError:
                 worker._consumer.expel()
                 kills.append(ordinal)  # once each: more at one record and it would be isolated

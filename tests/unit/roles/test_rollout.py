@@ -24,7 +24,7 @@ from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeEngine
-from tests.unit.roles.stand import Stand, make_sampler, turn_until
+from tests.unit.roles.stand import Stand, make_sampler, tick_until
 
 
 class StandsAfterOne(FakeEngine):
@@ -59,10 +59,10 @@ def test_nothing_is_sampled_before_a_version_is_loaded(tmp_path: Path) -> None:
     rollout = make_rollout(stand)
     stand.issue("0", 4)
     for _ in range(10):
-        rollout.turn()
+        rollout.tick()
     assert trajectories(stand) == []
     stand.publish(0)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 4)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 4)
     rollout.close()
     loads = {load.load_id: load for load in stand.read(POLICY_PULLS.name, PolicyLoaded)}
     assert len(stand.read(POLICY_PULLS.name, PullRequested)) == 1
@@ -80,10 +80,10 @@ def test_a_prompt_waits_for_the_version_that_it_asks_for(tmp_path: Path) -> None
     rollout = make_rollout(stand)
     stand.issue("0", 1, min_policy_version=1)
     stand.issue("1", 1)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 1)
     assert [t.group_id for t in trajectories(stand)] == ["1"]
     stand.publish(1)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 2)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 2)
     rollout.close()
     assert trajectories(stand)[1].segments[1].policy_version == 1
 
@@ -95,11 +95,11 @@ def test_one_trajectory_spans_two_versions(tmp_path: Path) -> None:
     engine = StandsAfterOne()
     rollout = make_rollout(stand, engine, max_new_tokens=60)
     stand.issue("0", 1)
-    turn_until(rollout, lambda: engine.num_sampled == 1)
+    tick_until(rollout, lambda: engine.num_sampled == 1)
     stand.publish(1)
-    turn_until(rollout, lambda: engine.policy_version == 1)
+    tick_until(rollout, lambda: engine.policy_version == 1)
     engine._post(engine._scheduler.resume)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 1)
     rollout.close()
     (trajectory,) = trajectories(stand)
     prompt, first, second = trajectory.segments
@@ -131,14 +131,14 @@ def test_tokens_of_a_load_that_is_not_on_record_are_sampled_again(tmp_path: Path
     engine = LoadsAndFails()
     rollout = make_rollout(stand, engine, max_new_tokens=60)
     stand.issue("0", 1)
-    turn_until(rollout, lambda: engine.num_sampled == 1)
+    tick_until(rollout, lambda: engine.num_sampled == 1)
     stand.publish(1)
-    turn_until(rollout, lambda: engine.policy_version == 1)
+    tick_until(rollout, lambda: engine.policy_version == 1)
     engine._post(engine._scheduler.resume)
-    turn_until(rollout, lambda: engine.num_sampled == 60)
+    tick_until(rollout, lambda: engine.num_sampled == 60)
     assert trajectories(stand) == []
     stand.publish(2)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 1)
     rollout.close()
     (trajectory,) = trajectories(stand)
     _, segment = trajectory.segments
@@ -158,7 +158,7 @@ def test_what_cannot_be_rolled_out_is_dead_lettered_with_its_reason(tmp_path: Pa
     stand.issue("1", 1, token_ids=Tensor.of(outside))
     stand.issue("2", 1, answer="refuse")
     stand.issue("3", 1)
-    turn_until(
+    tick_until(
         rollout,
         lambda: (
             len(trajectories(stand)) == 1 and len(stand.read(DEAD_LETTERS.name, DeadLetter)) == 3
@@ -184,28 +184,28 @@ def test_a_pull_that_fails_is_tried_again_and_stops_nobody(
     stand.publish(0)
     rollout = make_rollout(stand)
     stand.issue("0", 1)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 1)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 1)
     stand.publish(1)
     stand.server.retire(0)
     for _ in range(20):
-        rollout.turn()
+        rollout.tick()
     stand.issue("1", 1)
-    turn_until(rollout, lambda: len(trajectories(stand)) == 2)
+    tick_until(rollout, lambda: len(trajectories(stand)) == 2)
     assert trajectories(stand)[1].segments[1].policy_version == 0
     stand.publish(2)
-    turn_until(rollout, lambda: len(stand.read(POLICY_PULLS.name, PolicyLoaded)) == 2)
+    tick_until(rollout, lambda: len(stand.read(POLICY_PULLS.name, PolicyLoaded)) == 2)
     rollout.close()
 
 
 class Both:
-    """Two workers that take turns."""
+    """Two workers that tick one after the other."""
 
     def __init__(self, *loops: StageLoop) -> None:
         self._loops = loops
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         for loop in self._loops:
-            loop.turn()
+            loop.tick()
 
 
 def test_what_goes_to_another_worker_is_given_up(tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_what_goes_to_another_worker_is_given_up(tmp_path: Path) -> None:
         stand.issue(group_id, 2, partition=partition, min_policy_version=0)
     stuck._scheduler._paused = True
     stage = one._stage
-    turn_until(one, lambda: len(stage._running) == 4)  # type: ignore[attr-defined]
+    tick_until(one, lambda: len(stage._running) == 4)  # type: ignore[attr-defined]
     other = make_rollout(stand, ordinal=1)
     both = Both(one, other)
-    turn_until(both, lambda: len(trajectories(stand)) == 2)  # type: ignore[arg-type]
-    turn_until(both, lambda: stage.num_open == 2)  # type: ignore[arg-type]
+    tick_until(both, lambda: len(trajectories(stand)) == 2)  # type: ignore[arg-type]
+    tick_until(both, lambda: stage.num_open == 2)  # type: ignore[arg-type]
     assert len(stuck._scheduler.waiting) == 2
     stuck._post(stuck._scheduler.resume)
-    turn_until(both, lambda: len(trajectories(stand)) == 4)  # type: ignore[arg-type]
+    tick_until(both, lambda: len(trajectories(stand)) == 4)  # type: ignore[arg-type]
     other.close()
     one.close()
     assert [("0", 0), ("0", 1), ("1", 0), ("1", 1)] == sorted(
@@ -251,5 +251,5 @@ def test_a_report_names_what_the_engine_has_lost(tmp_path: Path) -> None:
         return [report.detail for report in stand.read(WORKER_EVENTS.name, WorkerReport)]
 
     wanted = "for its first weights; server http://a:1: does not answer since"
-    turn_until(rollout, lambda: wanted in told())
+    tick_until(rollout, lambda: wanted in told())
     rollout.close()

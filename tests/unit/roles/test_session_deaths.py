@@ -14,7 +14,7 @@ from rlstreams.workers.agents.agent import Ending
 from rlstreams.workers.gateway.port import Report
 from rlstreams.workers.trainer.learn.advantage import group_advantages
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, worker_of
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_turns import EndsTurns
 
 GROUPS, SIZE = 5, 8
@@ -58,7 +58,7 @@ def played(folder: Path, *, has_deaths: bool) -> tuple[dict[str, Trajectory], li
         letters = stand.read(DEAD_LETTERS.name, DeadLetter)
         return len(found) + len(letters) == GROUPS * SIZE
 
-    turn_until(loop, is_over)
+    tick_until(loop, is_over)
     loop.close()
     return found, letters
 

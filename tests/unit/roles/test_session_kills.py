@@ -23,7 +23,7 @@ from rlstreams.workers.gateway.port import CallAnswer
 from rlstreams.workers.loop.stage import StageLoop
 from tests.memory.log import Fault
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, request_of, worker_of
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_turns import EndsTurns
 
 NUM_CALLS = 8
@@ -107,7 +107,7 @@ class World:
         def reached() -> bool:
             return self.is_over() or (kill is not None and self.num_calls() >= kill.after)
 
-        turn_until(loop, reached)
+        tick_until(loop, reached)
         if kill is None or self.is_over():
             return
         if kill.kind in ("unwritten", "unknown"):
@@ -119,7 +119,7 @@ class World:
             self.agent_dies = True
         if kill.kind != "worker":
             with suppress(OutcomeUnknownError):
-                turn_until(loop, self.is_over)
+                tick_until(loop, self.is_over)
 
     def tokens(self) -> list[tuple[str, list[int]]]:
         (trajectory,) = self.stand.read(TRAJECTORIES.name, Trajectory)

@@ -20,7 +20,7 @@ from rlstreams.workers.rollout.history import History
 from tests.memory.bus import MemoryAppender
 from tests.memory.log import Fault
 from tests.unit.roles.sessions_stand import Client, ScriptedAgent, recorded, request_of, worker_of
-from tests.unit.roles.stand import DEADLINE_S, Stand, turn_until
+from tests.unit.roles.stand import DEADLINE_S, Stand, tick_until
 from tests.unit.roles.test_turns import EndsTurns
 
 NUM = 3  # calls of a session
@@ -72,7 +72,7 @@ def stand(tmp_path: Path) -> Stand:
 def lost(stand: Stand) -> Worker:
     """A worker whose group dropped it behind its back, two calls into a session."""
     worker = Worker(stand, may_go_on=False)
-    turn_until(worker.loop, lambda: len(written(stand)) == 2)
+    tick_until(worker.loop, lambda: len(written(stand)) == 2)
     worker.consumer.expel()
     return worker
 
@@ -84,7 +84,7 @@ def is_over(stand: Stand) -> bool:
 def test_behind_the_next_opening_a_lost_session_counts_no_more(stand: Stand, lost: Worker) -> None:
     """The call that it writes there is in the log, and void."""
     owner = Worker(stand, may_go_on=True)
-    turn_until(owner.loop, lambda: is_over(stand))
+    tick_until(owner.loop, lambda: is_over(stand))
     before = folded(stand)
     lost.may_go_on = True
     until_written(stand, NUM + 1)
@@ -110,7 +110,7 @@ def test_before_it_what_is_written_meanwhile_is_answered_from_the_log(
 
     monkeypatch.setattr(History, "take", takes)
     owner = Worker(stand, may_go_on=True)
-    turn_until(owner.loop, lambda: is_over(stand))
+    tick_until(owner.loop, lambda: is_over(stand))
     assert owner.engine.requests == []
     assert [one.call_id for one in recorded(stand).replays] == [c.call_id for c in written(stand)]
     assert (len(written(stand)), folded(stand).num_void) == (NUM, 0)
@@ -127,7 +127,7 @@ def test_a_call_of_several_parts_is_whole_or_not_there(stand: Stand) -> None:
         await client.open_sessions.call(client.start.key, request)
 
     loop = worker_of(stand, EndsTurns(), ScriptedAgent(large))
-    turn_until(loop, lambda: is_over(stand))
+    tick_until(loop, lambda: is_over(stand))
     loop.close()
     (call,) = written(stand)
     assert len(call.request) >= 2_000_000
@@ -145,11 +145,11 @@ def test_a_call_whose_place_is_unknown_ends_the_worker(stand: Stand) -> None:
     stand.log.fail_next_append(Fault.AFTER)
     dies = Worker(stand, may_go_on=True)
     with pytest.raises(OutcomeUnknownError):
-        turn_until(dies.loop, lambda: is_over(stand))
+        tick_until(dies.loop, lambda: is_over(stand))
     dies.loop.close()
     assert len(written(stand)) == 1
     follows = Worker(stand, may_go_on=True)
-    turn_until(follows.loop, lambda: is_over(stand))
+    tick_until(follows.loop, lambda: is_over(stand))
     follows.loop.close()
     assert (len(written(stand)), len(follows.engine.requests)) == (NUM, NUM - 1)
 
@@ -159,18 +159,18 @@ def test_a_call_waits_for_the_record_of_the_load_that_it_names(
 ) -> None:
     """A version came in the middle of the session, and its `PolicyLoaded` is not committed yet."""
     worker = Worker(stand, may_go_on=False)
-    turn_until(worker.loop, lambda: len(written(stand)) == 2)
-    turn_until(worker.loop, lambda: not worker.loop._pending.is_under_way)
+    tick_until(worker.loop, lambda: len(written(stand)) == 2)
+    tick_until(worker.loop, lambda: not worker.loop._pending.is_under_way)
     with monkeypatch.context() as held_up:
         held_up.setattr(worker.loop._pending, "start", lambda *_, **__: False)
         stand.publish(1)
-        turn_until(worker.loop, lambda: worker.engine.policy_version == 1)
+        tick_until(worker.loop, lambda: worker.engine.policy_version == 1)
         worker.may_go_on = True
-        turn_until(worker.loop, lambda: len(worker.engine.requests) == NUM)
+        tick_until(worker.loop, lambda: len(worker.engine.requests) == NUM)
         until_s = time.monotonic() + 0.2
-        turn_until(worker.loop, lambda: time.monotonic() > until_s)
+        tick_until(worker.loop, lambda: time.monotonic() > until_s)
         assert len(written(stand)) == 2
-    turn_until(worker.loop, lambda: is_over(stand))
+    tick_until(worker.loop, lambda: is_over(stand))
     worker.loop.close()
     (load,) = (e for e in stand.read(POLICY_PULLS.name, PolicyLoaded) if e.policy_version == 1)
     assert written(stand)[-1].segments[-1].load_id == load.load_id
@@ -191,12 +191,12 @@ def test_no_answer_leaves_before_its_record_is_acknowledged(
 
     monkeypatch.setattr(MemoryAppender, "append", slowly)
     loop = worker_of(stand, EndsTurns(), ScriptedAgent(script))
-    turn_until(loop, lambda: len(held) == 1)
+    tick_until(loop, lambda: len(held) == 1)
     until_s = time.monotonic() + 0.2
-    turn_until(loop, lambda: time.monotonic() > until_s)
+    tick_until(loop, lambda: time.monotonic() > until_s)
     assert heard == []
     acknowledged, written_at = held[0]
     acknowledged.set_result(written_at.result())
-    turn_until(loop, lambda: is_over(stand))
+    tick_until(loop, lambda: is_over(stand))
     loop.close()
     assert heard == [call.call_id for call in written(stand)]

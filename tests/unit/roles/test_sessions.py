@@ -24,7 +24,7 @@ from rlstreams.workers.agents.agent import Ending, LostAgentError
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, Report
 from rlstreams.workers.loop.validation import check_trajectory
 from tests.unit.roles.sessions_stand import Client, Script, ScriptedAgent, recorded, worker_of
-from tests.unit.roles.stand import Stand, make_prompt, turn_until
+from tests.unit.roles.stand import Stand, make_prompt, tick_until
 from tests.unit.roles.test_turns import EndsTurns
 
 
@@ -39,7 +39,7 @@ class Ended:
         self.stand.publish(0)
         self.stand.issue("0", num)
         self.loop = worker_of(self.stand, self.engine, self.agent, **of_worker)
-        turn_until(self.loop, lambda: len(self.trajectories) + len(self.letters) == num)
+        tick_until(self.loop, lambda: len(self.trajectories) + len(self.letters) == num)
         self.loop.close()
 
     @property
@@ -269,7 +269,7 @@ def test_a_strangers_bytes_among_the_calls_stop_nobody(tmp_path: Path) -> None:
     stand.send(*rubbish)
     stand.issue("0", 1)
     loop = worker_of(stand, EndsTurns(), ScriptedAgent(three_turns))
-    turn_until(loop, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
+    tick_until(loop, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
     loop.close()
 
 

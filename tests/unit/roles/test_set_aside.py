@@ -14,7 +14,7 @@ from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.worker import make_worker
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeEngine
-from tests.unit.roles.stand import Stand, make_prompt, make_sampler, turn_until
+from tests.unit.roles.stand import Stand, make_prompt, make_sampler, tick_until
 
 
 def make_rollout(stand: Stand, *, step_s: float = 0.0, deadline_s: float = 120.0) -> StageLoop:
@@ -34,7 +34,7 @@ def test_a_rollout_past_its_deadline_is_set_aside(tmp_path: Path) -> None:
     stand.publish(0)
     rollout = make_rollout(stand, step_s=1.0, deadline_s=0.02)
     stand.issue("0", 1)
-    turn_until(rollout, lambda: bool(letters(stand)))
+    tick_until(rollout, lambda: bool(letters(stand)))
     rollout.close()
     (letter,) = letters(stand)
     assert ("0", 0, "deadline", False) == (
@@ -62,7 +62,7 @@ def test_a_prompt_that_no_run_issues_does_not_end_the_worker(tmp_path: Path) -> 
     bad = make_prompt("0", 0, 1, metadata="[" * 100_000)
     stand.send(outgoing(PROMPTS, bad, partition=0))
     stand.issue("1", 1)
-    turn_until(
+    tick_until(
         rollout, lambda: len(letters(stand)) == len(stand.read(TRAJECTORIES.name, Trajectory)) == 1
     )
     rollout.close()
@@ -79,6 +79,6 @@ def test_a_stranger_among_the_announcements_does_not_end_the_worker(tmp_path: Pa
     stand.publish(0)
     rollout = make_rollout(stand)
     stand.issue("1", 1)
-    turn_until(rollout, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
+    tick_until(rollout, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
     rollout.close()
     assert [] == letters(stand)

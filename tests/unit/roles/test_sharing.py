@@ -14,7 +14,7 @@ from rlstreams.streams.log.topics import SCORED, TRAJECTORIES, WORKER_EVENTS
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.rollout.clock import SampleClock
 from tests.fake_engine import FakeEngine, FakeScorer
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_logprob import make_logprob, segment, send, trajectory
 from tests.unit.roles.test_rollout import make_rollout
 from tests.waiting import without_waiting
@@ -27,32 +27,32 @@ class Loads(FakeEngine):
 
 
 def change(role: StageLoop, hands: Callable[[], bool]) -> None:
-    """Turns until its memory has left, or is back."""
+    """Ticks until its memory has left, or is back."""
     until_s = time.monotonic() + DEADLINE_S
     while not hands():
         assert time.monotonic() < until_s
-        role.turn()
+        role.tick()
 
 
-def test_a_rollout_is_cut_and_goes_on_under_the_version_of_its_next_turn(tmp_path: Path) -> None:
+def test_a_rollout_is_cut_and_goes_on_under_the_version_of_its_next_shift(tmp_path: Path) -> None:
     """Off its device it samples and pulls nothing; the sample keeps its tokens, each labelled."""
     stand = Stand(tmp_path)
     engine = FakeEngine(step_s=0.002)
     rollout = make_rollout(stand, engine, max_new_tokens=90)
     stand.publish(0)
     stand.issue("0", 1)
-    turn_until(rollout, lambda: engine.num_sampled > 3)
+    tick_until(rollout, lambda: engine.num_sampled > 3)
     rollout.is_paused = True
     change(rollout, rollout.give_up_device)
     sampled = engine.num_sampled
     stand.publish(1)
-    turn_until(
+    tick_until(
         rollout, lambda: stand.read(WORKER_EVENTS.name, WorkerReport)[-1].state == "offloaded"
     )
     assert (engine.num_sampled, engine.policy_version) == (sampled, 0)
     change(rollout, rollout.take_device)
     rollout.is_paused = False
-    turn_until(rollout, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
+    tick_until(rollout, lambda: bool(stand.read(TRAJECTORIES.name, Trajectory)))
     (found,) = stand.read(TRAJECTORIES.name, Trajectory)
     sampled_by = [s.policy_version for s in found.segments if s.author == "policy"]
     assert sampled_by[0] == 0
@@ -60,18 +60,18 @@ def test_a_rollout_is_cut_and_goes_on_under_the_version_of_its_next_turn(tmp_pat
     rollout.close()
 
 
-def test_a_turn_is_not_held_before_the_engine_is_up(tmp_path: Path) -> None:
+def test_a_shift_is_not_held_before_the_engine_is_up(tmp_path: Path) -> None:
     """A server that still loads takes memory, and no pull: it must not look idle."""
     stand, engine = Stand(tmp_path), Loads()
     rollout = make_rollout(stand, engine)
     stand.publish(0)
     assert not rollout.take_device()
     for _ in range(20):
-        rollout.turn()
+        rollout.tick()
     assert stand.read(WORKER_EVENTS.name, WorkerReport)[-1].state == "offloaded"
     engine.is_up = True
     assert rollout.take_device()
-    turn_until(rollout, lambda: engine.policy_version == 0)
+    tick_until(rollout, lambda: engine.policy_version == 0)
     rollout.close()
 
 
@@ -81,16 +81,16 @@ def test_a_scorer_finishes_its_window_before_it_leaves(tmp_path: Path) -> None:
     logprob = make_logprob(stand, scorer)
     stand.publish(0)
     send(stand, trajectory("0", segment(0, 5, 6)))
-    turn_until(logprob, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 1)
+    tick_until(logprob, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 1)
     change(logprob, logprob.give_up_device)
     assert scorer.is_away
     send(stand, trajectory("1", segment(0, 5, 6)))
     for _ in range(20):
-        logprob.turn()
+        logprob.tick()
     assert len(stand.read(SCORED.name, ScoredTrajectory)) == 1
     change(logprob, logprob.take_device)
     assert list(scorer.versions) == [0]
-    turn_until(logprob, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 2)
+    tick_until(logprob, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) == 2)
     logprob.close()
 
 

@@ -22,7 +22,7 @@ from rlstreams.workers.weights.store.writer import StoreWriter
 from tests import factories
 from tests.fake_engine import FakeScorer, fake_weights
 from tests.stored_events import policy_stored
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 from tests.unit.roles.test_logprob import segment, send, trajectory
 
 NEWEST, WANTED = 60, 17
@@ -59,7 +59,7 @@ def score(stand: Stand, version: int, channel: WeightChannel) -> ScoredTrajector
     role = make_worker(context, context.bus, FakeScorer(), channel)
     num = len(stand.read(SCORED.name, ScoredTrajectory))
     send(stand, trajectory(f"{num}", segment(version, 5)))
-    turn_until(role, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) > num)
+    tick_until(role, lambda: len(stand.read(SCORED.name, ScoredTrajectory)) > num)
     role.close()
     return stand.read(SCORED.name, ScoredTrajectory)[-1]
 
@@ -94,9 +94,9 @@ def test_a_worker_that_follows_the_store_waits_until_a_version_is_there(
     context = stand.context("logprob")
     scorer = FakeScorer()
     role = make_worker(context, context.bus, scorer, StoreWeightChannel("demo"))
-    turn_until(role, lambda: list(scorer.versions) == [1])
+    tick_until(role, lambda: list(scorer.versions) == [1])
     publish(stand, writer, 2)
-    turn_until(role, lambda: 2 in scorer.versions)
+    tick_until(role, lambda: 2 in scorer.versions)
     loads = stand.read(POLICY_PULLS.name, PolicyLoaded)
     assert [(load.policy_version, load.channel) for load in loads] == [(1, "store"), (2, "store")]
     role.close()

@@ -25,7 +25,7 @@ from rlstreams.workers.sandbox.reward import Judgement
 from rlstreams.workers.sandbox.user_code import LostCallError, SuspectCallError, UserCodeError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import EOS, MAX_TOKENS, FakeEngine
-from tests.unit.roles.stand import Stand, make_sampler, turn_until
+from tests.unit.roles.stand import Stand, make_sampler, tick_until
 
 Reply = Callable[[str, PolicyTurn], Says | Ends]
 
@@ -112,7 +112,7 @@ def begun(
 
 def played(stand: Stand, rollout: StageLoop, num: int = 1) -> list[Trajectory]:
     """The trajectories, once there are so many; the role is closed."""
-    turn_until(rollout, lambda: len(stand.read(TRAJECTORIES.name, Trajectory)) == num)
+    tick_until(rollout, lambda: len(stand.read(TRAJECTORIES.name, Trajectory)) == num)
     rollout.close()
     return stand.read(TRAJECTORIES.name, Trajectory)
 
@@ -157,9 +157,9 @@ def test_a_pull_in_the_second_turn_ends_a_segment_and_not_the_turn(tmp_path: Pat
     """Versions are of segments; the environment's tokens between them have none."""
     engine = EndsTurns(stands_at=4)
     stand, rollout = begun(tmp_path, engine, Scripted(hint_once))
-    turn_until(rollout, lambda: engine.num_sampled == 4)
+    tick_until(rollout, lambda: engine.num_sampled == 4)
     stand.publish(1)
-    turn_until(rollout, lambda: engine.policy_version == 1)
+    tick_until(rollout, lambda: engine.policy_version == 1)
     engine._post(engine._scheduler.resume)
     (trajectory,) = played(stand, rollout)
     assert [("prompt", -1), ("policy", 0), ("environment", -1), ("policy", 0), ("policy", 1)] == [
@@ -173,7 +173,7 @@ def test_an_aborted_request_is_resumed_in_the_turn_where_it_was(tmp_path: Path) 
     """Neither the first turn nor the environment's answer is made again."""
     engine, environment = EndsTurns(stands_at=4), Scripted(hint_once)
     stand, rollout = begun(tmp_path, engine, environment)
-    turn_until(rollout, lambda: engine.num_sampled == 4)
+    tick_until(rollout, lambda: engine.num_sampled == 4)
     asyncio.run(engine.sleep())
     asyncio.run(engine.wake())
     (trajectory,) = played(stand, rollout)
@@ -261,7 +261,7 @@ def test_a_lost_state_begins_the_sample_anew(
         letters = stand.read(DEAD_LETTERS.name, DeadLetter)
         return [*stand.read(TRAJECTORIES.name, Trajectory), *letters]
 
-    turn_until(rollout, lambda: len(ended()) == 1)
+    tick_until(rollout, lambda: len(ended()) == 1)
     rollout.close()
     (found,) = ended()
     assert [f"0/0/{n}" for n in range(num_begun)] == environment.begun == environment.left
@@ -289,11 +289,11 @@ def test_a_sample_that_is_given_up_is_left_by_its_environment(tmp_path: Path) ->
     """A rebalance in the middle of an episode publishes nothing of it."""
     engine, environment = EndsTurns(), Hangs(hint_once)
     stand, rollout = begun(tmp_path, engine, environment)
-    turn_until(rollout, lambda: engine.num_sampled == 3)
+    tick_until(rollout, lambda: engine.num_sampled == 3)
     stage: Any = rollout._stage
     stage.give_up({one.raw.partition for one in stage._running.values()})
-    turn_until(rollout, lambda: bool(environment.left))
-    turn_until(rollout, lambda: stage.num_open == 0)
+    tick_until(rollout, lambda: bool(environment.left))
+    tick_until(rollout, lambda: stage.num_open == 0)
     rollout.close()
     assert [] == stand.read(TRAJECTORIES.name, Trajectory)
     assert [] == stand.read(DEAD_LETTERS.name, DeadLetter)

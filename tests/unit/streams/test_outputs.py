@@ -13,7 +13,7 @@ from rlstreams.streams.views.outputs import committed_by_outputs
 from tests import factories
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
-from tests.unit.workers.test_stage import HeldStage, issue, make_log, make_loop, outputs, turns
+from tests.unit.workers.test_stage import HeldStage, issue, make_log, make_loop, outputs, ticks
 
 P = Partition(PROMPTS.name, 0)
 
@@ -81,10 +81,10 @@ def test_a_worker_whose_group_was_moved_ahead_loses_nothing(done: list[str]) -> 
         consumer.poll(0, 0.0)
         producer.commit([], {P: Committed(offset=100_000)}, consumer)
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     left = {"0/0", "0/1", "0/2"} - set(done)
     assert left == set(stage.begun)
     stage.released = sorted(left)
-    turns(loop, 5)
+    ticks(loop, 5)
     assert {"0/0", "0/1", "0/2"} == set(outputs(log))
     assert bus.committed("rollout", PROMPTS.name)[P].offset <= bus.ends(PROMPTS.name)[P]

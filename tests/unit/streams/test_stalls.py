@@ -159,9 +159,9 @@ def test_a_worker_that_works_has_until_its_own_deadline() -> None:
 
 def test_a_worker_without_its_device_has_until_all_others_had_it() -> None:
     run = Run().issue(10, 11).says("rollout", "offloaded")
-    patient = run.blocked(replace(LIMITS, start_s=0.0, turns_s=40.0))
+    patient = run.blocked(replace(LIMITS, start_s=0.0, shifts_s=40.0))
     assert ("rollout", False) == (patient.hop, patient.is_overdue)
-    late = run.blocked(replace(LIMITS, start_s=0.0, turns_s=20.0))
+    late = run.blocked(replace(LIMITS, start_s=0.0, shifts_s=20.0))
     assert ("rollout", ("rollout-0",)) == told(late)
 
 

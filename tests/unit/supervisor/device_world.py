@@ -41,7 +41,7 @@ class Card:
 
     held: set[str] = field(default_factory=set)  # instances
     unsampled: int = 4 * STEP
-    unjudged: int = 0  # where a judge has turns
+    unjudged: int = 0  # where a judge has shifts
     unscored: int = 0
     scored: int = 0
     steps: int = 0
@@ -68,12 +68,12 @@ class Card:
 
 
 class FakeRole:
-    """Loads and off-loads in some turns; works whenever it may."""
+    """Loads and off-loads in some ticks; works whenever it may."""
 
     def __init__(self, card: Card, role: str, instance: str) -> None:
         self.is_paused, self.done, self.hangs = False, False, False
         self._card, self._role, self._instance = card, role, instance
-        self._turns_left = 0
+        self._ticks_left = 0
         card.take(instance)
 
     def give_up_device(self) -> bool:
@@ -85,10 +85,10 @@ class FakeRole:
     def _change(self) -> bool:
         if self.hangs:
             return False
-        self._turns_left = self._turns_left - 1 if self._turns_left else 2
-        return not self._turns_left
+        self._ticks_left = self._ticks_left - 1 if self._ticks_left else 2
+        return not self._ticks_left
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         if not self.is_paused:
             self._card.work(self._role, self._instance)
 
@@ -148,9 +148,9 @@ class World:
         self.number += 1
         instance, control = f"{role}/{self.number}", ControlFollower(self.bus, 0.0)
         context = Context(config=self.config, bus=self.bus, role=role, ordinal=0, instance=instance)
-        turns = lease.DeviceTurns(context, self.config.devices[0], control.leases)
+        shifts = lease.DeviceShifts(context, self.config.devices[0], control.leases)
         spec = SimpleNamespace(instance=instance, worker=f"{role}-0")
-        process = SimpleNamespace(spec=spec, status=None, role=None, control=control, turns=turns)
+        process = SimpleNamespace(spec=spec, status=None, role=None, control=control, shifts=shifts)
         process.poll = lambda: process.status
         process.signal = lambda number: self.kill(process, number)
         self.crew[role].child = process
@@ -161,7 +161,7 @@ class World:
         for fd in self.locks.pop(process.spec.instance, ()):
             os.close(fd)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """One of everybody, and one of `up`."""
         for role, worker in self.crew.items():
             if worker.child.status is not None:
@@ -191,17 +191,17 @@ class World:
         if process.role is None:
             looks = iter([True, False])
             self.starting = process.spec.instance
-            if process.turns.await_first(lambda: bool(process.control.poll()) and next(looks)):
+            if process.shifts.await_first(lambda: bool(process.control.poll()) and next(looks)):
                 fake = FakeRole(self.card, role, process.spec.instance)
-                process.role = ControlledRole(fake, fake, process.control, process.turns)
+                process.role = ControlledRole(fake, fake, process.control, process.shifts)
             return
-        process.role.turn()
+        process.role.tick()
 
     def until(self, reached: Any, limit_s: float = 60.0) -> None:
         until_s = time.monotonic() + limit_s
         while not reached():
             assert time.monotonic() < until_s, (self.card, self.workers.leases["card"])
-            self.turn()
+            self.tick()
 
     # What the scheduler asks of fleet and watcher.
 

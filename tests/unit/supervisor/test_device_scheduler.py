@@ -1,4 +1,4 @@
-"""Turns on a shared device: a protocol that kills, hangs and zombies cannot break.
+"""Shifts on a shared device: a protocol that kills, hangs and zombies cannot break.
 
 The scheduler of `up` and the processes' own half of the protocol run on the in-memory log. The
 device is a budget of memory that holds one role at a time; processes die at any moment.
@@ -34,8 +34,8 @@ from tests.unit.supervisor.device_world import ROLES, STEP, World, events
 def test_no_kill_ever_gives_a_device_two_holders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_judge: bool
 ) -> None:
-    """40 kills at any moment, some of `up` too: steps are made, each turn has one holder, and every
-    one of them ended in the log."""
+    """40 kills at any moment, some of `up` too: steps are made, each shift has one holder, and
+    every one of them ended in the log."""
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
     world = World(tmp_path, monkeypatch, change_s=60.0, has_judge=has_judge)
     chance = random.Random(1)
@@ -100,16 +100,19 @@ def test_the_workers_of_a_killed_up_keep_the_device_until_they_end(
     world.until(lambda: world.card.steps >= 1)
     stranger = world.crew["logprob"].child
     world.until(lambda: world.card.held == {stranger.spec.instance})
-    turn = world.workers.leases["card"].turn
+    shift = world.workers.leases["card"].shift
     for role in ROLES:
         world.start(role)  # in the new one's fleet there are only these
     world.begin()
     for _ in range(20):
-        world.turn()
-    assert (world.workers.leases["card"].turn, world.card.held) == (turn, {stranger.spec.instance})
+        world.tick()
+    assert (world.workers.leases["card"].shift, world.card.held) == (
+        shift,
+        {stranger.spec.instance},
+    )
     assert not world.said
     monkeypatch.setattr(device_scheduler, "GRACE_S", -world.config.deadlines.drain_s)
-    world.turn()
+    world.tick()
     assert "logprob-0 of an earlier start has kept device 'card' for 0 s" in world.said[-1]
     assert f"end process {os.getpid()}, and go on" in world.said[-1]
     world.kill(stranger)
@@ -132,12 +135,12 @@ def test_a_holder_that_waits_lets_others_go_on(
         instance = world.crew[role].child.spec.instance
         world.workers.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
     monkeypatch.setattr(device_scheduler, "IDLE_S", 0.02)
-    turn = world.workers.leases["card"].turn
-    world.until(lambda: world.workers.leases["card"].turn == turn + 2)
+    shift = world.workers.leases["card"].shift
+    world.until(lambda: world.workers.leases["card"].shift == shift + 2)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
-        world.turn()
-    found = [event for event in events(world) if event.turn > turn and event.state == HELD]
+        world.tick()
+    found = [event for event in events(world) if event.turn > shift and event.state == HELD]
     assert [event.holder for event in found] == ["logprob-0", "trainer-0"]
 
 
@@ -154,12 +157,12 @@ def test_after_the_last_step_each_role_has_the_device_once_more(
     for role in ROLES:
         instance = world.crew[role].child.spec.instance
         world.workers.apply(worker_report(role=role, instance=instance, state="waiting", at_ms=0))
-    turn = world.workers.leases["card"].turn
-    world.until(lambda: world.workers.leases["card"].turn >= turn + 2)
+    shift = world.workers.leases["card"].shift
+    world.until(lambda: world.workers.leases["card"].shift >= shift + 2)
     until_s = time.monotonic() + 0.3
     while time.monotonic() < until_s:
-        world.turn()
-    found = [event.holder for event in events(world) if event.turn >= turn and event.state == HELD]
+        world.tick()
+    found = [event.holder for event in events(world) if event.turn >= shift and event.state == HELD]
     assert sorted(found) == sorted(f"{role}-0" for role in ROLES)
 
 
@@ -207,9 +210,9 @@ def test_a_process_without_its_lease_ends(tmp_path: Path, monkeypatch: pytest.Mo
     holder = next(p for w in world.crew.values() if (p := w.child).spec.instance == found.instance)
     world.until(lambda: found.state == HELD and found.is_of(holder.spec.instance))
     lost = device_lease(
-        run="demo", turn=found.turn, state=LOST, holder=found.holder, instance=found.instance
+        run="demo", turn=found.shift, state=LOST, holder=found.holder, instance=found.instance
     )
     with world.bus.producer("test") as pen:
         pen.commit([outgoing(CONTROL, lost)])
     with pytest.raises(lease.LeaseLostError, match="device 'card' was taken from"):
-        holder.role.turn()
+        holder.role.tick()

@@ -20,13 +20,13 @@ from rlstreams.workers.engines.base import Scores, TokenSequence
 from rlstreams.workers.logprob.scoring import score_window
 from rlstreams.workers.logprob.versions import Anchor
 from rlstreams.workers.trainer.learn.loss import policy_losses, reduced
-from rlstreams.workers.trainer.learn.packing import pack
 from tests.call_events import call_committed, session_opened
 from tests.unit.sessions.test_fold import folded
 from tests.unit.trainer.trainer_builders import (
     VOCAB_SIZE,
     TinyModel,
     ids,
+    packed_within,
     policy_segment,
     random_samples,
     score,
@@ -85,7 +85,7 @@ def by_rows(
     own = [scored_rows(sample) for sample in samples]
     places = [place for place, rows in enumerate(own) for _ in rows]
     rows = [row for some in own for row in some]
-    batch = pack(rows, ADVANTAGES[places], (), policy_version=0, token_budget=budget)
+    batch = packed_within(rows, ADVANTAGES[places], (), policy_version=0, token_budget=budget)
     shares = []
     for part in batch.micro_batches:
         found = []
@@ -196,11 +196,11 @@ def test_masked_and_left_out_rows_are_none_of_the_loss() -> None:
     random = np.random.default_rng(4)
     first = sample_of(session(random), random)
     rows = scored_rows(first)
-    whole = pack(rows, np.ones(3, np.float32), (), policy_version=0, token_budget=1000)
+    whole = packed_within(rows, np.ones(3, np.float32), (), policy_version=0, token_budget=1000)
     assert whole.micro_batches[0].num_batch_learnt == whole.micro_batches[0].num_batch_samples == 1
     last = first.scores[-1].segment
     mask = MaskedSegment(group_id="0", sample=0, segment=last, staleness=9)
-    less = pack(rows, np.ones(3, np.float32), (mask,), policy_version=0, token_budget=1000)
+    less = packed_within(rows, np.ones(3, np.float32), (mask,), policy_version=0, token_budget=1000)
     gone = len(first.trajectory.segments[last].token_ids)
     assert less.num_loss_tokens == whole.num_loss_tokens - gone
 

@@ -28,7 +28,7 @@ class Exchange:
             return torch.zeros_like(sent_R)
         return torch.stack([theirs[len(own) - 1][int(group)] for theirs in self._before])
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """A pass of all ranks is over."""
         self._before, self._sent = self._sent, [[] for _ in range(self._ranks)]
 
@@ -61,5 +61,5 @@ def test_a_rank_s_heads_meet_their_own_keys(
     monkeypatch.setattr(context, "_exchange", exchange)
     for _ in range(2):  # what is received first is known once all have sent
         attend_by_slices()
-        exchange.turn()
+        exchange.tick()
     torch.testing.assert_close(torch.cat(attend_by_slices(), 1), whole, rtol=1e-5, atol=1e-6)

@@ -9,13 +9,15 @@ from rlstreams.workers.compute.deal import deal
 from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.trainer.learn.cutting import prefixes_of
 from rlstreams.workers.trainer.learn.loss_totals import LossTotals, added
-from rlstreams.workers.trainer.learn.packing import Batch, pack
-from tests.unit.trainer.trainer_builders import random_samples
+from rlstreams.workers.trainer.learn.packing import Batch
+from tests.unit.trainer.trainer_builders import packed_within, random_samples
 
 
 def batch_of(num: int, token_budget: int = 14) -> Batch:
     samples = random_samples(num, seed=3)
-    return pack(samples, np.zeros(num, np.float32), [], policy_version=0, token_budget=token_budget)
+    return packed_within(
+        samples, np.zeros(num, np.float32), [], policy_version=0, token_budget=token_budget
+    )
 
 
 def test_each_micro_batch_is_dealt_once_and_every_rank_passes_as_often() -> None:
@@ -37,7 +39,7 @@ def test_an_empty_micro_batch_is_a_bin_as_the_others_are(shares: bool) -> None:
     the middle of a step."""
     samples = random_samples(3, seed=3)
     prefixes = prefixes_of(samples, replay_routes=False) if shares else None
-    batch = pack(
+    batch = packed_within(
         samples, np.zeros(3, np.float32), [],
         policy_version=0, token_budget=256, in_bins=True, prefixes=prefixes,
     )  # fmt: skip

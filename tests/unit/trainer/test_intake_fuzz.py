@@ -21,9 +21,9 @@ from rlstreams.streams.log.record import Outgoing
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.config.load import load
 from rlstreams.workers.model.routes import RouterShape
-from rlstreams.workers.trainer.learn.packing import pack
 from tests import factories
 from tests.unit.trainer.intake_site import MAX_TOKENS, Site
+from tests.unit.trainer.trainer_builders import packed_within
 
 SHAPE = RouterShape(num_layers=2, top_k=2, num_experts=64)
 ON, OFF = (load([], [f"trainer.routing_replay={on}"]) for on in ("true", "false"))
@@ -184,7 +184,7 @@ def takes_or_refuses(record: ScoredTrajectory | Outgoing, is_replayed: bool) -> 
     assert letters == []
     (group,) = site.admission._groups.values()
     payloads = site.payloads.take([seen.position for seen in group.in_order()])
-    batch = pack(
+    batch = packed_within(
         [payload.scored for payload in payloads],
         np.ones(1, np.float32),
         [],

@@ -7,10 +7,10 @@ import pytest
 
 from rlstreams.schemas.events import MaskedSegment, Segment
 from rlstreams.workers.model.cut import Cut
-from rlstreams.workers.trainer.learn.packing import pack
 from tests.unit.trainer.trainer_builders import (
     floats,
     ids,
+    packed_within,
     policy_segment,
     prompt_segment,
     random_samples,
@@ -33,7 +33,7 @@ ARRAYS = (
 def packed(samples, masked=(), **options):
     defaults = {"policy_version": 2, "token_budget": 1000}
     advantages = np.arange(1, len(samples) + 1, dtype=np.float32)
-    return pack(samples, advantages, masked, **(defaults | options))
+    return packed_within(samples, advantages, masked, **(defaults | options))
 
 
 def two_turns():
@@ -137,7 +137,7 @@ def test_a_plan_that_does_not_fit_is_refused(options, message):
 
 def test_advantages_are_one_per_sample():
     with pytest.raises(ValueError, match="1 advantages for 2 samples"):
-        pack([scored(), two_turns()], np.ones(1), [], policy_version=2, token_budget=99)
+        packed_within([scored(), two_turns()], np.ones(1), [], policy_version=2, token_budget=99)
 
 
 def test_each_token_has_its_own_reference() -> None:
@@ -150,11 +150,15 @@ def test_each_token_has_its_own_reference() -> None:
     other = replace(score(1, [-0.6, -0.9]), reference_logprobs=floats([-1, -2]))
     samples = [scored(segments, scores), scored(scores=(other,), sample=1)]
     advantages = np.zeros(2, np.float32)
-    (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
+    (batch,) = packed_within(
+        samples, advantages, [], policy_version=0, token_budget=99
+    ).micro_batches
     assert batch.reference_logprobs_BT is not None
     assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
     samples[1] = scored(sample=1)
-    (batch,) = pack(samples, advantages, [], policy_version=0, token_budget=99).micro_batches
+    (batch,) = packed_within(
+        samples, advantages, [], policy_version=0, token_budget=99
+    ).micro_batches
     assert batch.reference_logprobs_BT is not None
     assert batch.reference_logprobs_BT[0].tolist() == [0, 0, -2, -3, -4]
     assert np.isnan(batch.reference_logprobs_BT[1]).tolist() == [False, False, True, True, False]

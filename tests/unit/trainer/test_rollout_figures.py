@@ -7,9 +7,15 @@ import pytest
 
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.trainer.learn.batch_factors import Look, with_factors
-from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.rollout_figures import correctness, rollout_figures
-from tests.unit.trainer.trainer_builders import policy_segment, prompt_segment, score, scored
+from tests.unit.trainer.trainer_builders import (
+    packed_within,
+    policy_segment,
+    prompt_segment,
+    score,
+    scored,
+)
 
 BEHAVIOR = ([-0.5], [-1.0, -1.5], [-0.5, -2.0])  # by segment, of two samples
 PROXIMAL = ([-0.25], [-1.25, -1.75], [-0.75, -1.5])
@@ -30,7 +36,7 @@ def batch_of(anchor: str, token_budget: int = 1000) -> Batch:
         (prompt_segment([1, 2]), policy_segment([3, 4], BEHAVIOR[2], version=2)),
         (score(1, PROXIMAL[2], anchor, 2),),
     )
-    return pack(
+    return packed_within(
         [first, second], np.ones(2, np.float32), (), policy_version=2, token_budget=token_budget
     )
 

@@ -17,9 +17,11 @@ from rlstreams.schemas.events import (
     Trajectory,
 )
 from rlstreams.streams.log.record import Position
+from rlstreams.streams.segments import num_tokens
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.trainer.intake.groups import DeadSample, PolicySegment, SeenSample
 from rlstreams.workers.trainer.learn.advantage import advantages_by
+from rlstreams.workers.trainer.learn.cutting import planned_cut
 from rlstreams.workers.trainer.learn.packing import Batch, pack
 
 VOCAB_SIZE = 12
@@ -142,12 +144,26 @@ def random_samples(count, seed=0, max_answer=5) -> list[ScoredTrajectory]:
     return samples
 
 
+def packed_within(samples, advantages, masked, *, token_budget, in_bins=False, **options) -> Batch:
+    """Packed by the cut that a trainer plans for such a micro-batch, or by that among `options`."""
+    shared = {name: options[name] for name in ("minibatches", "prefixes") if name in options}
+    planned = planned_cut(
+        [num_tokens(sample.trajectory) for sample in samples],
+        [sample.trajectory.group_id for sample in samples],
+        token_budget,
+        in_bins=in_bins,
+        **shared,
+    )
+    return pack(samples, advantages, masked, **({"cut": planned} | options))
+
+
 def batch_of(samples, masked=(), by=None, **options) -> Batch:
     """Packed with the advantages of their rewards."""
     rewards = [sample.trajectory.reward for sample in samples]
     groups = [sample.trajectory.group_id for sample in samples]
     advantages = advantages_by(rewards, groups, by or LossSection())
-    return pack(samples, advantages, masked, **{"policy_version": 0, "token_budget": 40} | options)
+    given = {"policy_version": 0, "token_budget": 40} | options
+    return packed_within(samples, advantages, masked, **given)
 
 
 class TinyModel(nn.Module):

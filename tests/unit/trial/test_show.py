@@ -14,13 +14,18 @@ from rlstreams.check.trial.sample import (
     Times,
     TriedRow,
     all_of,
+    left_out,
     row_lines,
     spent,
     summary,
 )
 from rlstreams.words.screen import visible
+from rlstreams.workers.config.data import DataSection
+from rlstreams.workers.dataset.limits import PromptLimits
 from rlstreams.workers.dataset.row import Row
 from rlstreams.workers.sandbox.reward import Judgement
+from tests import factories
+from tests.unit.problems.rows import Characters
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
@@ -52,6 +57,24 @@ def test_a_row_is_shown_as_the_model_sees_it() -> None:
         "  reward 1  right 1  [0.4 ms]",
         "",
     ] == lines
+
+
+@pytest.mark.parametrize(
+    ("data", "num_tokens", "told"),
+    [
+        ({"min_prompt_tokens": 3}, 2, "too short: prompt of 2 tokens, data.min_prompt_tokens is 3"),
+        ({"max_prompt_tokens": 4}, 5, "too long: prompt of 5 tokens, data.max_prompt_tokens is 4"),
+        ({"max_prompt_tokens": 9}, 8, "too long: prompt of 8 tokens, the model takes at most 7"),
+        ({}, 8, "`up` refuses the row: my.jsonl:1: prompt of 8 tokens; the model takes at most 7"),
+        ({}, 7, ""),
+    ],
+)
+def test_a_row_is_left_out_as_a_run_would(data: dict[str, int], num_tokens: int, told: str) -> None:
+    """By the run's own rule and words: a model's length leaves a row out where a limit is set."""
+    prompt = factories.prompt(token_ids=factories.int32s(num_tokens))
+    limits = PromptLimits.of(DataSection(**data), Characters(), 8)
+    (found,) = left_out(limits, [ROW], [prompt])
+    assert (found.startswith(told), bool(found)) == (True, bool(told))
 
 
 def test_what_a_run_would_reject_says_why() -> None:

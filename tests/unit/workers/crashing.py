@@ -19,7 +19,7 @@ from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeEngine, FakeScorer
 from tests.memory.bus import MemoryBus
 from tests.memory.consumer import MemoryGroupConsumer
-from tests.unit.roles.stand import Stand, make_sampler, turn_until
+from tests.unit.roles.stand import Stand, make_sampler, tick_until
 from tests.unit.roles.test_logprob import segment, trajectory
 
 INPUTS = {"rollout": PROMPTS.name, "logprob": TRAJECTORIES.name}
@@ -96,9 +96,9 @@ class Site:
         worker = self._make(bus, scorer)
         crash_points.arm(hook)
         try:
-            turn_until(worker, self.is_covered)
+            tick_until(worker, self.is_covered)
             worker.drain()
-            turn_until(worker, lambda: worker.done)
+            tick_until(worker, lambda: worker.done)
         except Killed:
             bus.expire()
             worker._stage.close()  # threads only, which a dead process has none of

@@ -24,7 +24,7 @@ from rlstreams.workers.loop.stage import StageLoop
 from tests.call_events import call_replayed
 from tests.memory.bus import MemoryBus
 from tests.memory.log import Fault, MemoryLog
-from tests.unit.roles.stand import DEADLINE_S, turn_until
+from tests.unit.roles.stand import DEADLINE_S, tick_until
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs, read
 
 
@@ -35,7 +35,7 @@ class Asking:
         self.log, self.stage, self.commits = make_log(), HeldStage(), CommitRequests()
         issue(self.log, "0/0", partition=1)
         self.loop = make_loop(self.log, self.stage, self.commits)
-        turn_until(self.loop, lambda: bool(self.stage.begun))
+        tick_until(self.loop, lambda: bool(self.stage.begun))
         self.thread = EngineThread()
 
     @property
@@ -80,17 +80,17 @@ def make_loop(
 
 def test_who_asks_goes_on_once_it_is_committed_and_the_input_stays_open(asking: Asking) -> None:
     answers = [asking.ask(number) for number in range(3)]
-    turn_until(asking.loop, lambda: all(answer.done() for answer in answers))
+    tick_until(asking.loop, lambda: all(answer.done() for answer in answers))
     assert sorted(asking.committed()) == [0, 1, 2]
     assert outputs(asking.log) == []
     asking.stage.released = ["0/0"]
-    turn_until(asking.loop, lambda: outputs(asking.log) == ["0/0"])
+    tick_until(asking.loop, lambda: outputs(asking.log) == ["0/0"])
 
 
 def test_an_abort_is_sent_again_and_nobody_hears_of_it(asking: Asking) -> None:
     asking.log.fail_next_commit("run.rollout.0", Fault.BEFORE)
     answer = asking.ask(1)
-    turn_until(asking.loop, answer.done)
+    tick_until(asking.loop, answer.done)
     answer.result()
     assert asking.committed() == [1]
 
@@ -100,7 +100,7 @@ def test_an_unknown_outcome_ends_the_process_and_answers_nobody(asking: Asking) 
     asking.log.fail_next_commit("run.rollout.0", Fault.AFTER)
     answer = asking.ask(1)
     with pytest.raises(OutcomeUnknownError):
-        turn_until(asking.loop, answer.done)
+        tick_until(asking.loop, answer.done)
     assert not answer.done()
     assert asking.committed() == [1]
 
@@ -110,22 +110,22 @@ def test_what_cannot_be_made_yet_waits_and_holds_up_nobody(asking: Asking) -> No
     ready: list[bool] = []
     late = asking.ask(1, ready=ready)
     soon = asking.ask(2)
-    turn_until(asking.loop, soon.done)
+    tick_until(asking.loop, soon.done)
     assert not late.done()
     ready.append(True)
-    turn_until(asking.loop, late.done)
+    tick_until(asking.loop, late.done)
     assert asking.committed() == [2, 1]
 
 
 def test_who_gives_up_before_it_is_taken_asks_for_nothing(asking: Asking) -> None:
     answer = asking.ask(1, ready=[])
-    turn_until(asking.loop, lambda: bool(asking.commits._kept))
+    tick_until(asking.loop, lambda: bool(asking.commits._kept))
     answer.cancel()
     other = asking.ask(2)
-    turn_until(asking.loop, other.done)
+    tick_until(asking.loop, other.done)
     with pytest.raises(CancelledError):
         answer.result()
-    asking.loop.turn()
+    asking.loop.tick()
     assert asking.committed() == [2]
     assert asking.commits._kept == []
 
@@ -133,7 +133,7 @@ def test_who_gives_up_before_it_is_taken_asks_for_nothing(asking: Asking) -> Non
 def test_a_note_comes_before_what_is_asked_for_later(asking: Asking) -> None:
     asking.commits.note(asking.raw, call(7))
     answer = asking.ask(8)
-    turn_until(asking.loop, answer.done)
+    tick_until(asking.loop, answer.done)
     assert asking.committed() == [7, 8]
 
 
@@ -141,18 +141,18 @@ def test_a_partition_that_went_away_takes_its_records_with_it(asking: Asking) ->
     """Its new owner samples them anew: what this one asked for is dropped, and nobody answered."""
     asking.log.fail_next_commit("run.rollout.0", Fault.BEFORE)
     answer = asking.ask(1)
-    turn_until(asking.loop, lambda: asking.loop._pending._aborts.num == 1)
+    tick_until(asking.loop, lambda: asking.loop._pending._aborts.num == 1)
     asking.loop._pending._not_before_s = time.monotonic() + 3600
     other = make_loop(asking.log, HeldStage(), CommitRequests(), ordinal=1)
 
     def is_gone() -> bool:
-        other.turn()
+        other.tick()
         return not asking.loop._tracker.holds(asking.raw)
 
-    turn_until(asking.loop, is_gone)
+    tick_until(asking.loop, is_gone)
     asking.loop._pending._not_before_s = 0.0
     for _ in range(5):
-        asking.loop.turn()
+        asking.loop.tick()
     assert not answer.done()
     assert asking.committed() == []
 
@@ -190,7 +190,7 @@ def test_a_question_wakes_the_loop_at_once(asking: Asking) -> None:
         return waited
 
     answer = asking.thread.submit(timed())
-    turn_until(asking.loop, answer.done)
+    tick_until(asking.loop, answer.done)
     assert sorted(answer.result())[10] < IDLE_S / 2
 
 
@@ -208,7 +208,7 @@ def test_what_is_asked_for_is_sent_in_the_transaction_of_what_is_finished(asking
     asking.loop._producer.start = noted
     while not asking.commits._new.qsize():
         time.sleep(0.001)
-    turn_until(asking.loop, lambda: answer.done() and bool(outputs(asking.log)))
+    tick_until(asking.loop, lambda: answer.done() and bool(outputs(asking.log)))
     assert [CALLS.name, TRAJECTORIES.name] in records
     assert [Trajectory] == [type(e) for e in read(MemoryBus(asking.log, "run"), TRAJECTORIES.name)]
 
@@ -217,18 +217,18 @@ def test_owners_that_came_forward_with_a_record_did_not_die_of_it_in_vain(asking
     """A session of hours outlives more workers than a record that kills each of them."""
     for number in range(5):
         answer = asking.ask(number)
-        turn_until(asking.loop, answer.done)
+        tick_until(asking.loop, answer.done)
         asking.loop.close()
         asking.loop = make_loop(asking.log, asking.stage, asking.commits)
         asking.stage.begun.clear()
-        turn_until(asking.loop, lambda: bool(asking.stage.begun))
+        tick_until(asking.loop, lambda: bool(asking.stage.begun))
     assert len(asking.committed()) == 5
     for _ in range(2):  # without a call
         asking.loop.close()
         asking.loop = make_loop(asking.log, asking.stage, asking.commits)
         asking.stage.begun.clear()
-        turn_until(asking.loop, lambda: bool(asking.stage.begun))
+        tick_until(asking.loop, lambda: bool(asking.stage.begun))
     asking.loop.close()
     asking.loop = make_loop(asking.log, asking.stage, asking.commits)
     letters = lambda: read(MemoryBus(asking.log, "run"), DEAD_LETTERS.name)  # noqa: E731
-    turn_until(asking.loop, lambda: bool(letters()))
+    tick_until(asking.loop, lambda: bool(letters()))

@@ -18,7 +18,7 @@ from rlstreams.workers.loop.stage import StageLoop
 from tests import factories
 from tests.memory.bus import Ended, MemoryBus, MemoryProducer
 from tests.memory.log import Fault, MemoryLog
-from tests.unit.roles.stand import turn_until
+from tests.unit.roles.stand import tick_until
 from tests.unit.workers.test_stage import HeldStage, issue, make_log, outputs, read
 
 
@@ -78,7 +78,7 @@ def started(
     bus = SlowBus(log)
     context = Context(config=RunConfig(), bus=bus, role="rollout", ordinal=0, instance="i")
     loop = StageLoop(context, bus, stage, PROMPTS.name, reporter=Reporter(context), interval_s=0.0)
-    turn_until(loop, lambda: sorted(stage.begun) == sorted(names))
+    tick_until(loop, lambda: sorted(stage.begun) == sorted(names))
     return log, stage, bus, loop
 
 
@@ -86,13 +86,13 @@ def test_nothing_is_polled_until_it_has_ended() -> None:
     """A poll could take part in a rebalance that the transaction knows nothing of."""
     log, stage, bus, loop = started("0/0")
     stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
+    tick_until(loop, lambda: len(bus.held) == 1)
     issue(log, "1/0")
     for _ in range(5):
-        loop.turn()
+        loop.tick()
     assert stage.begun == {}
     bus.held[0].go_on()
-    turn_until(loop, lambda: list(stage.begun) == ["1/0"])
+    tick_until(loop, lambda: list(stage.begun) == ["1/0"])
 
 
 def test_an_abort_is_told_when_it_has_ended_and_sent_again() -> None:
@@ -100,14 +100,14 @@ def test_an_abort_is_told_when_it_has_ended_and_sent_again() -> None:
     log, stage, bus, loop = started("0/0", "0/1")
     log.fail_next_commit("run.rollout.0", Fault.BEFORE)
     stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
+    tick_until(loop, lambda: len(bus.held) == 1)
     stage.released = ["0/1"]
-    loop.turn()
+    loop.tick()
     bus.held[0].go_on()
-    turn_until(loop, lambda: len(bus.held) == 2)
+    tick_until(loop, lambda: len(bus.held) == 2)
     assert outputs(log) == []
     bus.held[1].go_on()
-    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
+    tick_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
 
 
 class Telling(HeldStage):
@@ -126,15 +126,15 @@ def test_what_is_announced_meanwhile_goes_out_with_what_finished_meanwhile() -> 
     """A trajectory may name a load that was announced while the last transaction was under way."""
     log, stage, bus, loop = started("0/0", "0/1", stage=(telling := Telling()))
     stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
+    tick_until(loop, lambda: len(bus.held) == 1)
     telling.to_tell = [outgoing(WORKER_EVENTS, factories.worker_report())]
     stage.released = ["0/1"]
-    loop.turn()
+    loop.tick()
     bus.held[0].go_on()
-    turn_until(loop, lambda: len(bus.held) == 2)
+    tick_until(loop, lambda: len(bus.held) == 2)
     assert len(read(bus, WORKER_EVENTS.name)) == 0
     bus.held[1].go_on()
-    turn_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
+    tick_until(loop, lambda: outputs(log) == ["0/0", "0/1"])
     assert len(read(bus, WORKER_EVENTS.name)) == 1
 
 
@@ -142,16 +142,16 @@ def test_what_a_lost_partition_s_record_gives_meanwhile_is_dropped() -> None:
     """Its partition went before the transaction began; its new owner does it."""
     log, stage, bus, loop = started("0/0")
     issue(log, "1/0", partition=1)
-    turn_until(loop, lambda: sorted(stage.begun) == ["0/0", "1/0"])
+    tick_until(loop, lambda: sorted(stage.begun) == ["0/0", "1/0"])
     with MemoryBus(log, "run").consumer("rollout", [PROMPTS.name]) as rival:
-        turn_until(loop, lambda: bool(rival.poll(0, 0.0).assigned))
+        tick_until(loop, lambda: bool(rival.poll(0, 0.0).assigned))
         stage.released = ["0/0"]
-        turn_until(loop, lambda: len(bus.held) == 1)
+        tick_until(loop, lambda: len(bus.held) == 1)
         stage.released = ["1/0"]
-        loop.turn()
+        loop.tick()
         bus.held[0].go_on()
-        turn_until(loop, lambda: outputs(log) == ["0/0"])
-        loop.turn()
+        tick_until(loop, lambda: outputs(log) == ["0/0"])
+        loop.tick()
     assert (len(bus.held), stage.begun) == (1, {})
 
 
@@ -159,12 +159,12 @@ def test_new_work_is_taken_between_two_transactions() -> None:
     """Also where a record is ready each time that a transaction ends."""
     log, stage, bus, loop = started("0/0", "0/1", "0/2")
     stage.released = ["0/0"]
-    turn_until(loop, lambda: len(bus.held) == 1)
+    tick_until(loop, lambda: len(bus.held) == 1)
     issue(log, "1/0")
     stage.released = ["0/1"]
-    loop.turn()
+    loop.tick()
     bus.held[0].go_on()
-    turn_until(loop, lambda: len(bus.held) == 2)
+    tick_until(loop, lambda: len(bus.held) == 2)
     assert sorted(stage.begun) == ["0/2", "1/0"]
 
 

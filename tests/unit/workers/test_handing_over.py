@@ -35,22 +35,22 @@ class Crew:
         self.loops: list[StageLoop] = []
 
     def joins(self) -> StageLoop:
-        """One more worker; all take turns until each has its share."""
+        """One more worker; all tick until each has its share."""
         self.loops.append(make_loop(self.log, HeldStage(), len(self.loops)))
-        self.take_turns()
+        self.all_tick()
         return self.loops[-1]
 
-    def take_turns(self) -> None:
+    def all_tick(self) -> None:
         for _ in range(10):
             for loop in self.loops:
                 loop._next_commit = 0.0
-                loop.turn()
+                loop.tick()
 
     def dies(self, loop: StageLoop) -> None:
         self.loops.remove(loop)
         assert isinstance(loop._consumer, MemoryGroupConsumer)
         loop._consumer.expel()
-        self.take_turns()
+        self.all_tick()
 
     def tries(self) -> dict[int, int]:
         """As noted, by partition."""
@@ -85,6 +85,6 @@ def test_a_worker_that_is_fenced_while_it_parts_ends() -> None:
     crew = Crew()
     old = crew.joins()
     MemoryBus(crew.log, "run").producer("rollout.0")
-    make_loop(crew.log, HeldStage(), 1).turn()
+    make_loop(crew.log, HeldStage(), 1).tick()
     with pytest.raises(FencedError):
-        old.turn()
+        old.tick()

@@ -16,7 +16,7 @@ from rlstreams.workers.loop import health as module
 from rlstreams.workers.loop.health import Health
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeScorer
-from tests.unit.roles.stand import Stand, turn_until
+from tests.unit.roles.stand import Stand, tick_until
 
 
 def asked(port: int, path: str) -> tuple[int, dict[str, Any]]:
@@ -36,7 +36,7 @@ def test_a_scorer_tells_its_load_and_a_loop_that_stands_is_unwell(
     role = make_worker(context, context.bus, FakeScorer(), FileWeightChannel())
     with health.served("127.0.0.1", 0) as port:
         assert asked(port, "/load") == (200, {"worker": "logprob-0", "state": "starting"})
-        turn_until(role, lambda: asked(port, "/load")[1].get("versions") == [3])
+        tick_until(role, lambda: asked(port, "/load")[1].get("versions") == [3])
         load = asked(port, "/load")[1]
         assert (load["role"], load["policy_version"], load["open"]) == ("logprob", 3, 0)
         assert "counters" in load

@@ -206,13 +206,13 @@ def test_a_joined_worker_starts_anew_under_a_new_claim(theirs: RunConfig) -> Non
     bus = context.bus
     loop = StageLoop(context, bus, HeldStage(), "prompts", reporter=Reporter(context), interval_s=0)
     role = ComparedRole(loop, context)
-    role.turn()
+    role.tick()
     cooler = over(theirs, ["rollout.temperature=0.5"], "test")
     with MemoryBus(log, "demo").producer("trainer.0") as pen:
         pen.commit([outgoing(STEPS, claim_of(cooler, epoch=1))])
     role._next_s = 0.0
     with pytest.raises(OtherClaimError, match=r"temperature is 1\.0 here and 0\.5 there"):
-        role.turn()
+        role.tick()
 
 
 class Fleet:

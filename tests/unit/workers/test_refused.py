@@ -20,7 +20,7 @@ from tests.unit.workers.test_stage import (
     make_loop,
     outputs,
     read,
-    turns,
+    ticks,
 )
 
 LARGEST = 5000  # bytes
@@ -48,9 +48,9 @@ def begun(*names: str) -> tuple[MemoryLog, LargeStage]:
 def test_what_shares_their_transaction_is_committed_and_each_has_a_letter() -> None:
     log, stage = begun("0/0", "1/0", "2/0", "3/0")
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     stage.released = ["0/0", "1/0", "2/0", "3/0"]
-    turns(loop, 12)
+    ticks(loop, 12)
     assert ["0/0", "3/0"] == outputs(log)
     letters = read(MemoryBus(log, "run"), DEAD_LETTERS.name)
     told = f"{LARGEST + 1} bytes, max.message.bytes is {LARGEST}"
@@ -58,7 +58,7 @@ def test_what_shares_their_transaction_is_committed_and_each_has_a_letter() -> N
         (e.group_id, e.reason, e.detail) for e in letters if isinstance(e, DeadLetter)
     ]
     again = LargeStage()
-    turns(make_loop(log, again))
+    ticks(make_loop(log, again))
     assert {} == again.begun
 
 
@@ -67,7 +67,7 @@ def test_a_letter_that_is_refused_too_ends_the_process() -> None:
     log, stage = begun("1/0")
     log.configure(f"run.{DEAD_LETTERS.name}", {"max.message.bytes": "1"})
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     stage.released = ["1/0"]
     with pytest.raises(BrokerError, match=r"not even a dead letter for .*prompts.* can be written"):
-        turns(loop, 12)
+        ticks(loop, 12)

@@ -16,16 +16,16 @@ from tests.unit.roles.stand import Stand
 
 
 class Falling:
-    """A role whose turn and whose `close` may fail."""
+    """A role whose tick and whose `close` may fail."""
 
     done = False
 
-    def __init__(self, turn: Exception | None = None) -> None:
-        self._turn = turn
+    def __init__(self, tick: Exception | None = None) -> None:
+        self._tick = tick
 
-    def turn(self) -> None:
-        if self._turn is not None:
-            raise self._turn
+    def tick(self) -> None:
+        if self._tick is not None:
+            raise self._tick
         self.done = True
 
     def drain(self) -> None:

@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused(
         load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], words)
 
 
-def test_roles_of_several_ranks_take_turns_on_all_their_gpus(tmp_path: Path) -> None:
+def test_roles_of_several_ranks_have_shifts_on_all_their_gpus(tmp_path: Path) -> None:
     """Of a scorer on fewer of them too."""
     (tmp_path / "devices.toml").write_text(CARD + "gpus = [0, 1]")
     words = [*ON_CARD, "--trainer.ranks=2", "--logprob.ranks=2"]
@@ -74,7 +74,7 @@ def test_roles_of_several_ranks_take_turns_on_all_their_gpus(tmp_path: Path) -> 
         assert config.shared_device("trainer") is config.devices[0]
 
 
-def test_a_worker_that_holds_a_reference_alone_takes_turns(tmp_path: Path) -> None:
+def test_a_worker_that_holds_a_reference_alone_has_shifts(tmp_path: Path) -> None:
     """Its scorer of policies has nothing to give up."""
     (tmp_path / "devices.toml").write_text(CARD)
     words = ["--logprob.place=trainer", "--trainer.loss.proximal=step_start"]
@@ -93,7 +93,7 @@ def test_a_worker_that_holds_a_reference_alone_takes_turns(tmp_path: Path) -> No
         ["--trainer.ranks=2", '--trainer.hosts=["b:29400"]', "--weights.secret=env:SECRET"],
     ],
 )
-def test_any_mesh_takes_turns(tmp_path: Path, words: list[str]) -> None:
+def test_any_mesh_has_shifts(tmp_path: Path, words: list[str]) -> None:
     """Each rank gives its memory up, whatever its layers, on whichever host."""
     (tmp_path / "devices.toml").write_text(CARD)
     config = load([EXAMPLES / "demo.toml", tmp_path / "devices.toml"], words)
@@ -101,9 +101,9 @@ def test_any_mesh_takes_turns(tmp_path: Path, words: list[str]) -> None:
 
 
 def test_the_example_loads_and_is_for_up_alone() -> None:
-    """A worker that was started by hand would wait for a turn that nobody grants."""
+    """A worker that was started by hand would wait for a shift that nobody grants."""
     config = load([EXAMPLES / "demo.toml", EXAMPLES / "one-gpu.toml"], [])
     assert config.shared_device("rollout") == config.devices[0]
     assert config.shared_device("prompts") is None
-    with pytest.raises(ConfigError, match="only `rlstreams up` grants turns on it"):
+    with pytest.raises(ConfigError, match="only `rlstreams up` grants shifts on it"):
         check_alone(config)

@@ -23,7 +23,7 @@ from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.memory.consumer import MemoryGroupConsumer
 from tests.memory.log import Fault, MemoryLog
-from tests.unit.roles.stand import turn_until
+from tests.unit.roles.stand import tick_until
 
 P0 = Partition(PROMPTS.name, 0)
 
@@ -107,10 +107,10 @@ def outputs(log: MemoryLog) -> list[str]:
     return sorted(name_of(event) for event in events if isinstance(event, Trajectory))
 
 
-def turns(loop: StageLoop, num: int = 3) -> None:
+def ticks(loop: StageLoop, num: int = 3) -> None:
     for _ in range(num):
         loop._next_commit = 0.0
-        loop.turn()
+        loop.tick()
 
 
 def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> None:
@@ -118,14 +118,14 @@ def test_an_unknown_outcome_ends_the_process_and_the_successor_settles_it() -> N
     log, stage = make_log(), HeldStage()
     issue(log, "0/0", "0/1")
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     log.fail_next_commit("run.rollout.0", Fault.AFTER)
     stage.released = ["0/0", "0/1"]
     with pytest.raises(OutcomeUnknownError):
-        turns(loop)
+        ticks(loop)
     loop.close()
     again = HeldStage()
-    turns(make_loop(log, again))
+    ticks(make_loop(log, again))
     assert again.begun == {}
     assert outputs(log) == ["0/0", "0/1"]
 
@@ -135,23 +135,23 @@ def test_a_member_that_cannot_work_yet_is_given_nothing() -> None:
     log, stage, other = make_log(), HeldStage(), HeldStage()
     stage.may_join = False
     loop, others = make_loop(log, stage), make_loop(log, other, ordinal=1)
-    turns(loop)
-    turns(others)
+    ticks(loop)
+    ticks(others)
     issue(log, "0/0", partition=0)
     issue(log, "1/0", partition=1)
-    turns(loop)
-    turns(others)
+    ticks(loop)
+    ticks(others)
     assert ({"0/0", "1/0"}, set()) == (other.begun.keys(), stage.begun.keys())
     other.released = ["0/0", "1/0"]
-    turns(others)
+    ticks(others)
     stage.may_join = True
     for _ in range(3):
-        turns(loop)
-        turns(others)
+        ticks(loop)
+        ticks(others)
     issue(log, "2/0", partition=0)
     issue(log, "3/0", partition=1)
-    turns(loop)
-    turns(others)
+    ticks(loop)
+    ticks(others)
     assert {"2/0", "3/0"} == other.begun.keys() | stage.begun.keys()
     assert other.begun
     assert stage.begun
@@ -164,8 +164,8 @@ def test_a_member_that_can_no_longer_work_hands_its_records_over_and_comes_back(
 
     def both() -> None:
         for _ in range(3):
-            turns(loop, 1)
-            turns(others, 1)
+            ticks(loop, 1)
+            ticks(others, 1)
 
     both()
     issue(log, "0/0", partition=0)
@@ -190,13 +190,13 @@ def test_a_member_without_peers_keeps_its_records() -> None:
     """Nobody could do them meanwhile, and an agent under way need not begin again."""
     log, stage = make_log(), HeldStage()
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     issue(log, "0/0", "0/1")
-    turns(loop)
+    ticks(loop)
     stage.is_out = True
-    turns(loop)
+    ticks(loop)
     stage.released = ["0/0", "0/1"]
-    turns(loop)
+    ticks(loop)
     assert ["0/0", "0/1"] == outputs(log)
 
 
@@ -232,7 +232,7 @@ def test_poison_goes_to_the_dead_letters_and_stops_nobody(kind: str) -> None:
     MemoryBus(log, "run").producer("foreign").commit([poison])
     issue(log, "0/0")
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     bus = MemoryBus(log, "run")
     (letter,) = read(bus, DEAD_LETTERS.name)
     assert isinstance(letter, DeadLetter)
@@ -251,13 +251,13 @@ def test_a_drained_loop_finishes_what_it_began() -> None:
     log, stage = make_log(), HeldStage()
     issue(log, "0/0")
     loop = make_loop(log, stage)
-    turns(loop)
+    ticks(loop)
     loop.drain()
     issue(log, "1/0")
-    turns(loop)
+    ticks(loop)
     assert (sorted(stage.begun), loop.done) == (["0/0"], False)
     stage.released = ["0/0"]
-    turns(loop)
+    ticks(loop)
     assert (outputs(log), loop.done) == (["0/0"], True)
 
 
@@ -267,20 +267,20 @@ def test_after_two_deaths_records_are_begun_one_at_a_time(monkeypatch: pytest.Mo
     issue(log, "0/0", "0/1", "0/2", "0/3")
     for _ in range(2):
         loop = make_loop(log, HeldStage())
-        turns(loop)
+        ticks(loop)
         assert isinstance(loop._consumer, MemoryGroupConsumer)
         loop._consumer.expel()
     issue(log, "1/0", partition=1)
     held = HeldStage()
     loop = make_loop(log, held)
-    turns(loop)
+    ticks(loop)
     assert list(held.begun) == ["0/0"]
     held.released = ["0/0"]
-    turn_until(loop, lambda: list(held.begun) == ["0/1"])
-    turns(loop)
+    tick_until(loop, lambda: list(held.begun) == ["0/1"])
+    ticks(loop)
     assert list(held.begun) == ["0/1"]
     monkeypatch.setattr(stage_module, "PATIENCE_S", 0.0)
-    turn_until(loop, lambda: list(held.begun) == ["0/1", "0/2", "0/3", "1/0"])
+    tick_until(loop, lambda: list(held.begun) == ["0/1", "0/2", "0/3", "1/0"])
 
 
 def test_nothing_is_polled_beyond_the_bytes_in_hand(
@@ -291,7 +291,7 @@ def test_nothing_is_polled_beyond_the_bytes_in_hand(
     log, held = make_log(), HeldStage()
     issue(log, "0/0", "0/1")
     loop = make_loop(log, held)
-    turns(loop, 5)
+    ticks(loop, 5)
     assert list(held.begun) == ["0/0"]
     held.released = ["0/0"]
-    turn_until(loop, lambda: list(held.begun) == ["0/1"])
+    tick_until(loop, lambda: list(held.begun) == ["0/1"])

@@ -1,4 +1,4 @@
-"""When a role gives itself up: it says it works and does nothing, or its turn never ends."""
+"""When a role gives itself up: it says it works and does nothing, or its tick never ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
-from rlstreams.workers.loop.stall import StuckError, StuckWatch, limits_of, turn_limit_s
+from rlstreams.workers.loop.stall import StuckError, StuckWatch, limits_of, tick_limit_s
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 
@@ -98,15 +98,15 @@ def test_a_worker_ends_itself_before_others_blame_it(role: str, state: str) -> N
     assert own_s < limits.of(worker)
 
 
-def test_a_turn_may_hold_a_commit() -> None:
+def test_a_tick_may_hold_a_commit() -> None:
     """Its limit is never below what a commit and a predecessor's transaction may take."""
-    assert 130.0 == turn_limit_s(config(deadlines__stall_s=1))
-    assert 500.0 == turn_limit_s(config(deadlines__stall_s=500))
-    assert 0.0 == turn_limit_s(config(deadlines__stall_s=0))
+    assert 130.0 == tick_limit_s(config(deadlines__stall_s=1))
+    assert 500.0 == tick_limit_s(config(deadlines__stall_s=500))
+    assert 0.0 == tick_limit_s(config(deadlines__stall_s=0))
 
 
 def test_a_reporter_gives_up_for_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every role asks it in each turn, so every role is watched."""
+    """Every role asks it in each tick, so every role is watched."""
     log = made_log("demo")
     context = Context(
         config=config(deadlines__stall_s=3), bus=MemoryBus(log, "demo"), role="logprob",

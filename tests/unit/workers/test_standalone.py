@@ -42,7 +42,7 @@ from tests import factories
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
 from tests.unit.roles.stand import EXAMPLE
-from tests.unit.workers.test_stage import HeldStage, issue, make_log, turns
+from tests.unit.workers.test_stage import HeldStage, issue, make_log, ticks
 
 OURS = RunConfig()
 COOLER = replace(OURS, rollout=replace(OURS.rollout, temperature=0.7))
@@ -89,11 +89,11 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 def test_a_claim_with_another_configuration_ends_a_worker_by_name(scene: Scene) -> None:
     worker = scene.worker(COOLER)
-    worker.turn()
+    worker.tick()
     scene.claims(OURS)
 
     with pytest.raises(ConfigError) as refused:
-        worker.turn()
+        worker.tick()
 
     expected = (
         "rollout-0 on host sampler and the trainer on host learner (epoch 1) do not run the same: "
@@ -107,20 +107,20 @@ def test_a_worker_that_joins_learns_of_the_claim_by_a_heartbeat(scene: Scene) ->
     """The claim lies before it came; the trainer's sign of life says where."""
     offset = scene.claims(OURS)
     worker = scene.worker(COOLER)
-    turns(worker)  # the trainer may be dead, and the run about to be resumed
+    ticks(worker)  # the trainer may be dead, and the run about to be resumed
     scene.beats(offset)
 
     with pytest.raises(ConfigError, match=r"rollout\.temperature"):
-        worker.turn()
+        worker.tick()
 
 
 def test_a_resumed_run_may_have_another_configuration(scene: Scene) -> None:
     """What a dead trainer claimed binds nobody; what its successor claims does."""
     scene.beats(scene.claims(OURS))
     worker = scene.worker(COOLER)
-    turns(worker)
+    ticks(worker)
     scene.claims(COOLER, epoch=2)
-    turns(worker)
+    ticks(worker)
 
 
 def test_a_worker_leaves_once_the_trainer_is_done_and_nothing_is_to_do(
@@ -130,13 +130,13 @@ def test_a_worker_leaves_once_the_trainer_is_done_and_nothing_is_to_do(
     monkeypatch.setattr(standalone, "LINGER_S", 0.0)
     worker = scene.worker()
     issue(scene.log, "1/0")
-    turns(worker)
+    ticks(worker)
     scene.beats(-1, state="done", next_step=OURS.trainer.steps + 1)
-    turns(worker, 5)
+    ticks(worker, 5)
     assert not worker.done
 
     scene.stage.released = ["1/0"]
-    turns(worker, 5)
+    ticks(worker, 5)
     assert worker.done
 
 
@@ -147,7 +147,7 @@ def test_a_worker_of_a_run_that_goes_on_beyond_the_last_target_stays(
     monkeypatch.setattr(standalone, "LINGER_S", 0.0)
     scene.beats(-1, state="done", next_step=OURS.trainer.steps)
     worker = scene.worker()
-    turns(worker, 5)
+    ticks(worker, 5)
     assert not worker.done
 
 

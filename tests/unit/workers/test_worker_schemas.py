@@ -29,7 +29,7 @@ def test_a_worker_publishes_its_schemas(
 
     def make_role(context: Context) -> object:
         seen.append(MemoryBus(log, "demo").schemas().get(fingerprint(PROMPT)))
-        return SimpleNamespace(done=True, turn=None, drain=None, close=lambda: None)
+        return SimpleNamespace(done=True, tick=None, drain=None, close=lambda: None)
 
     monkeypatch.setattr(bootstrap, "open_bus", lambda _config: MemoryBus(log, "demo"))
     monkeypatch.setattr(bootstrap, "make_role", make_role)

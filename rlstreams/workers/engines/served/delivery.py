@@ -19,7 +19,7 @@ from pathlib import Path
 from rlstreams.schemas.events import PolicyPublished
 from rlstreams.workers.engines.base import Held, PauseMode
 from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.facts import ask_facts
+from rlstreams.workers.engines.served.adapters import ask_facts
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.megatron.files import FolderFiles

@@ -137,7 +137,7 @@ class ServedEngine:
         return {server.url: str(server.state) for server in self._servers}
 
     @property
-    def loads(self) -> Sequence[ServerLoad]:
+    def server_loads(self) -> Sequence[ServerLoad]:
         """Load of each server."""
         return [server.load for server in self._servers]
 
@@ -277,11 +277,11 @@ class ServedEngine:
             for server in self._at_work
             if server.state.is_open and server.held and server.held.policy_version >= self._floor
         }
-        loads = {
+        candidates = {
             url: Candidate(len(server.requests), server.requests.capacity.limit)
             for url, server in able.items()
         }
-        url = choose(request.group_id, loads, self._sessions.get(request.session, ""))
+        url = choose(request.group_id, candidates, self._sessions.get(request.session, ""))
         return able[url] if url else None
 
     def _check_any_left(self) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rlstreams.workers.engines.served.adapter import Adapter
+from rlstreams.workers.engines.served.adapter import Adapter, Calls
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
     PROBE_S,
@@ -25,9 +25,8 @@ from rlstreams.workers.engines.served.delivery import (
     FolderDelivery,
     before_the_server,
 )
-from rlstreams.workers.engines.served.facts import Kind, Ranks, ServerFacts, ask_ranks
+from rlstreams.workers.engines.served.facts import Ranks
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
-from rlstreams.workers.weights import payloads
 from rlstreams.workers.weights.link import CLAIM, DESCRIBE
 from rlstreams.workers.weights.report_listener import (
     SILENT,
@@ -39,7 +38,6 @@ from rlstreams.workers.weights.report_listener import (
 )
 
 T = TypeVar("T")
-Calls = Sequence[tuple[str, Mapping[str, object]]]
 _ALREADY = "already active"  # in vLLM's refusal of a second session
 
 
@@ -75,22 +73,21 @@ class PluginDelivery(FolderDelivery):
 
     async def prepare(self, adapter: Adapter) -> None:
         """Greet the plugin, and ask how many processes hold a part of the model."""
-        http, facts = adapter.http, adapter.facts
-        ranks = await ask_ranks(http, facts, self._probe_s)
-        _refuse(http.url, ranks, facts.kind)
+        ranks = await adapter.ranks(self._probe_s)
+        _refuse(adapter, ranks)
         self._ranks = ranks.total
-        self._has_plugin = await self._answers(http, facts)
+        self._has_plugin = await self._answers(adapter)
         if not self._has_plugin:
             await super().prepare(adapter)
             return
         try:
-            reports = await self._described(http, facts, CLAIM)
+            reports = await self._described(adapter, CLAIM)
         except ServerPullError as err:
             kind = ServerGoneError if err.kind == SILENT else ServerError
-            raise kind(f"server {http.url}: its plugin does not answer: {err}") from err
-        if facts.kind is Kind.VLLM:  # ranks know how many share a stage of a pipeline
+            raise kind(f"server {adapter.http.url}: its plugin does not answer: {err}") from err
+        if adapter.has_staged_ranks:
             stages = self._ranks // int(reports[0]["ranks"])
-            _refuse(http.url, replace(ranks, stages=stages), facts.kind)
+            _refuse(adapter, replace(ranks, stages=stages))
 
     async def probe(self, adapter: Adapter) -> None:
         """Have every rank describe itself; the description is not used."""
@@ -98,7 +95,7 @@ class PluginDelivery(FolderDelivery):
             await super().probe(adapter)
             return
         try:
-            await self._described(adapter.http, adapter.facts)
+            await self._described(adapter)
         except ServerPullError as err:
             if err.is_silence:
                 raise ServerGoneError(str(err)) from err
@@ -113,7 +110,7 @@ class PluginDelivery(FolderDelivery):
             text = await asyncio.to_thread(order.channel.order, *given, server=self._server)
         try:
             with self._listener.open(text | self._instance, ranks=self._ranks) as pending:
-                calls = self._calls(pending, order.adapter.facts)
+                calls = order.adapter.update_calls(pending.text, self._ranks)
                 until_s = time.monotonic() + left_s + self._probe_s
                 pulled = await self._run(pending, http, calls, until_s, pending.wait)
         except ServerPullError as err:
@@ -125,14 +122,14 @@ class PluginDelivery(FolderDelivery):
             ) from err
         return pulled.num_bytes
 
-    async def _answers(self, http: ServerHttp, facts: ServerFacts) -> bool:
-        """Whether the server has the plugin: vLLM takes its greeting, SGLang runs it for a
-        description. Silence is a ServerGoneError: it proves neither."""
+    async def _answers(self, adapter: Adapter) -> bool:
+        """Whether the server has the plugin: it takes its greeting, or describes itself. Silence is
+        a ServerGoneError: it proves neither."""
         try:
-            if facts.kind is Kind.VLLM:
-                await http.post("/init_weight_transfer_engine", payloads.VLLM_INIT, self._probe_s)
+            if adapter.greeting:
+                await adapter.http.post(*adapter.greeting, self._probe_s)
             else:
-                await self._described(http, facts)
+                await self._described(adapter)
         except ServerGoneError:
             raise
         except ServerError:
@@ -143,27 +140,12 @@ class PluginDelivery(FolderDelivery):
             return False
         return True
 
-    async def _described(
-        self, http: ServerHttp, facts: ServerFacts, kind: str = DESCRIBE
-    ) -> list[Report]:
+    async def _described(self, adapter: Adapter, kind: str = DESCRIBE) -> list[Report]:
         order = describe(self._probe_s) | self._instance
         with self._listener.open(order, kind=kind, ranks=self._ranks) as pending:
-            calls = self._calls(pending, facts)
+            calls = adapter.update_calls(pending.text, self._ranks)
             until_s = time.monotonic() + self._probe_s
-            return await self._run(pending, http, calls, until_s, pending.reports)
-
-    def _calls(self, pending: PendingOrder, facts: ServerFacts) -> Calls:
-        """Routes to call, in order, with their bodies."""
-        if facts.kind is Kind.VLLM:
-            return [
-                ("/start_weight_update", payloads.VLLM_START),
-                ("/update_weights", payloads.vllm_update(pending.text)),
-                ("/finish_weight_update", payloads.VLLM_FINISH),
-            ]
-        update = "/update_weights_from_tensor", payloads.sglang_update(pending.text, self._ranks)
-        if not facts.has_session:
-            return [update]
-        return [("/begin_weight_update", {}), update, ("/end_weight_update", {})]
+            return await self._run(pending, adapter.http, calls, until_s, pending.reports)
 
     async def _run(
         self,
@@ -217,10 +199,10 @@ class PluginDelivery(FolderDelivery):
         pending.answered()
 
 
-def _refuse(url: str, ranks: Ranks, kind: Kind) -> None:
-    found, cure = ranks.refusal(kind)
+def _refuse(adapter: Adapter, ranks: Ranks) -> None:
+    found, cure = adapter.refusal(ranks)
     if found:
-        raise ServerError(f"server {url} was started with {found}; {cure}")
+        raise ServerError(f"server {adapter.http.url} was started with {found}; {cure}")
 
 
 def _left_s(until_s: float) -> float:

@@ -20,7 +20,7 @@ from rlstreams.workers.engines.base import (
     SampleRequest,
 )
 from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.adapters import ADAPTERS
+from rlstreams.workers.engines.served.adapters import ADAPTERS, ask_usable
 from rlstreams.workers.engines.served.answer import UnknownVersionError
 from rlstreams.workers.engines.served.delivery import (
     PLUGIN,
@@ -28,7 +28,7 @@ from rlstreams.workers.engines.served.delivery import (
     DeliveryOrder,
     FolderDelivery,
 )
-from rlstreams.workers.engines.served.facts import ServerFacts, ask_usable
+from rlstreams.workers.engines.served.facts import ServerFacts
 from rlstreams.workers.engines.served.http import REFUSED, ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.running import (
     Requests,

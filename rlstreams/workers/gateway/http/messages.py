@@ -12,7 +12,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
-from rlstreams.workers.gateway.http.wire import IDEMPOTENCY_KEY, Body, bad, is_trained_of, retry_of
+from rlstreams.workers.gateway.http.wire import Body, bad, with_headers
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "service_tier")
@@ -48,12 +48,11 @@ class Messages:
             stop=body.stops("stop_sequences"),
             requested=body.requested(_SAMPLING),
             constrained=_constraint(body),
-            retry=retry_of(headers),
-            idempotency_key=headers.get(IDEMPOTENCY_KEY, ""),
             model=body.text("model"),
-            is_trained=is_trained_of(headers),
         )
-        return ParsedRequest(calls=(call,), is_stream=body.flag("stream"), body=body)
+        return ParsedRequest(
+            calls=(with_headers(call, headers),), is_stream=body.flag("stream"), body=body
+        )
 
     def answer(
         self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str

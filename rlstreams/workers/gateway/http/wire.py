@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rlstreams.workers.gateway.port import CallRefusedError
+from rlstreams.workers.gateway.port import CallRefusedError, CallRequest
 
 IS_TRAINED = "x-rlstreams-is-trained"
-IDEMPOTENCY_KEY = "idempotency-key"
+_IDEMPOTENCY_KEY = "idempotency-key"
 
 
 def bad(field: str, why: str, code: str = "invalid_value") -> CallRefusedError:
@@ -109,13 +110,27 @@ class Body:
         return (choice.get("type") if isinstance(choice, dict) else choice) in ("required", "any")
 
 
-def retry_of(headers: Mapping[str, str]) -> int | None:
+def with_headers(call: CallRequest, headers: Mapping[str, str]) -> CallRequest:
+    """The request with what its headers say, alike in every dialect.
+
+    Raises:
+        CallRefusedError: 400; a header has a value that it cannot have.
+    """
+    return replace(
+        call,
+        retry=_retry_of(headers),
+        idempotency_key=headers.get(_IDEMPOTENCY_KEY, ""),
+        is_trained=_is_trained_of(headers),
+    )
+
+
+def _retry_of(headers: Mapping[str, str]) -> int | None:
     """Number of a client's try of a request, from 0; None: it does not count them."""
     count = headers.get("x-stainless-retry-count", "")
     return int(count) if count.isdecimal() and count.isascii() else None
 
 
-def is_trained_of(headers: Mapping[str, str]) -> bool:
+def _is_trained_of(headers: Mapping[str, str]) -> bool:
     """Whether its client wants a call to be learnt from.
 
     Raises:

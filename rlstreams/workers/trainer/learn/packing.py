@@ -22,7 +22,6 @@ from rlstreams.workers.model.prefixes import NOTHING_TAKEN, Prefixes, Taken, own
 from rlstreams.workers.model.routes import padded_routes
 from rlstreams.workers.trainer.learn.cutting import (
     minibatch_of,
-    planned_cut,
     recorded_routes,
 )
 
@@ -164,9 +163,7 @@ def pack(
     masked: Sequence[MaskedSegment],
     *,
     policy_version: int,  # that the step starts from
-    token_budget: int,
-    in_bins: bool = False,  # bins of `token_budget`, instead of padded rows
-    cut: Cut | None = None,
+    cut: Cut,
     replay_routes: bool = False,
     minibatches: int = 1,
     epochs: int = 1,
@@ -178,11 +175,10 @@ def pack(
     Args:
         rows: of the samples (`scored_rows`) in batch order, as `advantages`.
         masked: segments that stay out of the loss.
-        token_budget: tokens of a micro-batch, padding included; a longer sample goes alone.
-        cut: the exact cut (for a redo), whatever the budget.
+        cut: into micro-batches, as planned (`planned_cut`), or as recorded.
         minibatches: number of optimizer steps; each divides by its own sums.
         left_out: samples that are not learnt from, see `_kept`.
-        prefixes: as in `planned_cut`, also where a cut is given.
+        prefixes: those that the cut was planned with.
 
     Raises:
         ValueError: lengths or a cut that do not fit, a masked segment of no sample, no token left.
@@ -194,13 +190,10 @@ def pack(
     counted, tokens = (_policy_tokens(rows, own) for own in (planned, kept))
     if not any(tokens):
         raise ValueError(f"batch of {len(rows)} samples has no token to learn from")
-    names, lengths = _names(rows), [num_tokens(s.trajectory) for s in rows]
-    group_ids = [group_id for group_id, _ in names]
-    cut = cut or planned_cut(
-        lengths, group_ids, token_budget, minibatches, in_bins=in_bins, prefixes=prefixes
-    )
     cut.check(len(rows))
-    of_row, shares = minibatch_of(group_ids, minibatches), _shares(names, counted)
+    names = _names(rows)
+    of_row = minibatch_of([group_id for group_id, _ in names], minibatches)
+    shares = _shares(names, counted)
     sums = _sums(of_row, names, counted, tokens)
 
     def part(members: Sequence[int], row: tuple[int, Sequence[Taken] | None]) -> MicroBatch:

@@ -234,15 +234,15 @@ class Training:
             if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
                 continue  # nothing of it is learnt from
             rows = scored_rows(sample)
+            prefixes = self._prefixes(rows)
             batch = pack(
                 rows,
                 np.full(len(rows), advantage, np.float32),
                 own,
                 policy_version=policy_version,
-                token_budget=self._section.micro_batch_tokens,
-                in_bins=not self.learner.why_padded,
+                cut=self._planned(rows, prefixes),
                 replay_routes=self._section.routing_replay,
-                prefixes=self._prefixes(rows),
+                prefixes=prefixes,
             )
             batch = with_teacher(batch, rows, self._section.loss.distill_top_k)
             try:
@@ -283,22 +283,13 @@ class Training:
             cut = replace(cut, bins=())  # recorded where documents were taken
         elif cut is not None and cut.bins and prefixes is None:
             cut = unshared(cut, lengths, section.micro_batch_tokens)  # of a step that shared them
-        cut = cut or planned_cut(
-            lengths,
-            [sample.trajectory.group_id for sample in samples],
-            section.micro_batch_tokens,
-            section.minibatches,
-            in_bins=not self.learner.why_padded,
-            hands=section.hands,
-            prefixes=prefixes,
-        )
+        cut = cut or self._planned(samples, prefixes, section.minibatches, section.hands)
         while True:
             batch = pack(
                 samples,
                 advantages,
                 masked,
                 policy_version=policy_version,
-                token_budget=section.micro_batch_tokens,
                 cut=cut,
                 replay_routes=section.routing_replay,
                 minibatches=section.minibatches,
@@ -318,6 +309,24 @@ class Training:
             cut = cut_smaller(batch.cut, lengths, section.micro_batch_tokens, failed, prefixes)
             if cut == batch.cut:
                 raise SampleTooLargeError(places[cut.members[failed][0]], detail)
+
+    def _planned(
+        self,
+        rows: Sequence[ScoredTrajectory],
+        prefixes: Prefixes | None,
+        minibatches: int = 1,
+        hands: int = 1,
+    ) -> Cut:
+        """Their micro-batches, of the section's size."""
+        return planned_cut(
+            [num_tokens(row.trajectory) for row in rows],
+            [row.trajectory.group_id for row in rows],
+            self._section.micro_batch_tokens,
+            minibatches,
+            in_bins=not self.learner.why_padded,
+            hands=hands,
+            prefixes=prefixes,
+        )
 
     def _prefixes(self, samples: Sequence[ScoredTrajectory]) -> Prefixes | None:
         """Prefixes that samples share in a bin; None: they share none."""

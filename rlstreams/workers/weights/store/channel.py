@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.schemas.events import Endpoint, PolicyPublished, PullRequested
-from rlstreams.workers.weights.channel import STORE, WeightError, WeightManifest, addresses_of
+from rlstreams.workers.weights.channel import (
+    STORE,
+    WeightError,
+    WeightManifest,
+    addresses_of,
+    refuse_other,
+)
 from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import layout_difference, layout_of, manifest_of
 from rlstreams.workers.weights.store.history import HeldVersion, WeightHistory
@@ -103,11 +109,7 @@ class StoreWeightServer:
         """The version's manifest; `writer.py` writes the store. See `WeightServer`."""
         manifest = manifest_of(policy_version, weights, known_hash)
         had = self._hashes.setdefault(policy_version, manifest.weight_hash)
-        if had != manifest.weight_hash:
-            raise WeightError(
-                f"policy version {policy_version} was published with hash {had[:12]}; it cannot "
-                f"become {manifest.weight_hash[:12]}"
-            )
+        refuse_other(policy_version, had, manifest.weight_hash)
         self.retire(1)
         return manifest
 

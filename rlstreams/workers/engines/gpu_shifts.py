@@ -18,13 +18,13 @@ import torch
 
 from rlstreams.streams.log.owner_lock import OwnedError, held
 
-TURN_S = 5.0  # longest wait for the other process's bin
+SHIFT_S = 5.0  # longest wait for the other process's bin
 APART_S = 60.0  # time of computing side by side, after one kept the GPU longer
 _LOOK_EVERY_S = 0.0005
 T = TypeVar("T")
 
 
-class GpuTurns:
+class GpuShifts:
     """One of two processes of a GPU.
 
     Two locks make it fair: a process that waits for the GPU holds the next place, so the one that
@@ -37,11 +37,11 @@ class GpuTurns:
         """
         Args:
             gpu: its name outside of this process.
-            note: receives the message that a process did not give the GPU back within `TURN_S`;
+            note: receives the message that a process did not give the GPU back within `SHIFT_S`;
                 then both compute at once for `APART_S`.
             folder: of the locks, the same for both; None: the system's temporary folder.
         """
-        stem = f"rlstreams-{os.getuid()}-turn-{gpu.replace('/', '-')}"
+        stem = f"rlstreams-{os.getuid()}-shift-{gpu.replace('/', '-')}"
         at = Path(tempfile.gettempdir()) if folder is None else folder
         self._next, self._now = at / f"{stem}.next", at / f"{stem}.now"
         self._note = note
@@ -53,14 +53,14 @@ class GpuTurns:
         started_s = time.monotonic()
         if started_s < self._apart_until_s:
             return work()
-        with ExitStack() as turn:
+        with ExitStack() as shift:
             try:
-                with held(self._next, wait_s=TURN_S, look_every_s=_LOOK_EVERY_S):
-                    now = held(self._now, wait_s=TURN_S, look_every_s=_LOOK_EVERY_S)
-                    turn.enter_context(now)
+                with held(self._next, wait_s=SHIFT_S, look_every_s=_LOOK_EVERY_S):
+                    now = held(self._now, wait_s=SHIFT_S, look_every_s=_LOOK_EVERY_S)
+                    shift.enter_context(now)
             except OwnedError as err:
                 self._apart_until_s = time.monotonic() + APART_S
-                self._note(f"process {err.owner} has not given the GPU back for {TURN_S:g} s")
+                self._note(f"process {err.owner} has not given the GPU back for {SHIFT_S:g} s")
             self.waited_s += time.monotonic() - started_s
             found = work()
             if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""A trainer's turns on a device that it shares: between two steps its memory can leave and return.
+"""A trainer's shifts on a device that it shares: between two steps its memory can leave and return.
 
 Only the training loop knows when nothing of a step is under way, so it asks here at that point;
 meanwhile the trainer reads, drops, serves weights from the host and reports as ever.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlstreams.workers.loop.lease import AWAITS_TURN, OFFLOADED
+from rlstreams.workers.loop.lease import AWAITS_SHIFT, OFFLOADED
 from rlstreams.workers.trainer.ledger_writer import LedgerWriter
 from rlstreams.workers.trainer.training.resumable import Compute, Resumable
 from rlstreams.workers.trainer.training.training import Training
 
 
-class TrainerTurns:
+class TrainerShifts:
     """State of the trainer's memory: where it is, and where it should be."""
 
     def __init__(self, training: Training, writer: LedgerWriter, compute: Compute) -> None:
@@ -49,7 +49,7 @@ class TrainerTurns:
         while self._is_away():
             if not may_wait():
                 return
-            self._writer.set_state(OFFLOADED, AWAITS_TURN)
+            self._writer.set_state(OFFLOADED, AWAITS_SHIFT)
             yield None
         yield self._compute(self._training.learner.load_back)
         self.is_here = True

@@ -26,7 +26,7 @@ from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 from rlstreams.workers.server import gate
 from rlstreams.workers.server import worker as module
-from rlstreams.workers.server.judge import JudgeByTurns
+from rlstreams.workers.server.judge import JudgeInShifts
 from rlstreams.workers.server.worker import ServerEndedError
 from tests.servers.judge_python import write_python
 from tests.unit.roles.stand import Stand
@@ -52,16 +52,16 @@ class Shared:
         self.stand = Stand(folder)
         self.stand.config = load([write(folder, text)], [f"run.dir={folder}"])
         role = make_server_role(self.stand.context("server", 0))
-        assert isinstance(role, JudgeByTurns)
+        assert isinstance(role, JudgeInShifts)
         self.role, self.threads = role, ThreadPoolExecutor(4)
 
     def until(self, name: str, holder: str, state: str) -> None:
         """Drive it until its half of a change of the lease is done."""
         until_s = time.monotonic() + LIMIT_S
-        self.role.follow(Lease(turn=1, state=state, holder=holder))
+        self.role.follow(Lease(shift=1, state=state, holder=holder))
         while not getattr(self.role, name)():
             assert time.monotonic() < until_s, name
-            self.role.turn()
+            self.role.tick()
 
     def takes(self) -> None:
         self.until("take_device", "server-0", GRANTED)
@@ -69,12 +69,12 @@ class Shared:
     def gives_up(self) -> None:
         self.until("give_up_device", "server-0", RECALLED)
 
-    def turns(self, until: Future[Judgement]) -> Judgement:
+    def shifts(self, until: Future[Judgement]) -> Judgement:
         """What the verifier says, with the role's loop under way."""
         until_s = time.monotonic() + LIMIT_S
         while not until.done():
             assert time.monotonic() < until_s, "no answer"
-            self.role.turn()
+            self.role.tick()
         return until.result()
 
     def verifier(self, **options: float) -> Verifier:
@@ -85,7 +85,7 @@ class Shared:
     def unanswered(self) -> float:
         """As `up` reads it."""
         self.role._reporter._next = 0.0
-        self.role.turn()
+        self.role.tick()
         newest = self.stand.read(WORKER_EVENTS.name, WorkerReport)[-1]
         return newest.counters["requests"] - newest.counters["answers"]
 
@@ -103,12 +103,12 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
 SAMPLE = AnswerToJudge("a question", "the answer", "the answer", {})
 
 
-def test_a_question_waits_for_the_judges_turn(shared: Shared) -> None:
+def test_a_question_waits_for_the_judges_shift(shared: Shared) -> None:
     """Also one that comes while the server sleeps, which would end it: `up` sees that it waits."""
     with shared.verifier() as verifier:
         early = shared.threads.submit(verifier.judge, SAMPLE)
         shared.takes()
-        assert 0.75 == shared.turns(early).reward
+        assert 0.75 == shared.shifts(early).reward
         shared.gives_up()
         late = shared.threads.submit(verifier.judge, SAMPLE)
         until_s = time.monotonic() + LIMIT_S
@@ -116,21 +116,21 @@ def test_a_question_waits_for_the_judges_turn(shared: Shared) -> None:
             assert time.monotonic() < until_s
         assert not late.done()
         shared.takes()
-        assert 0.75 == shared.turns(late).reward
+        assert 0.75 == shared.shifts(late).reward
         assert 0 == shared.unanswered()
 
 
-def test_a_judge_that_gets_no_turn_names_who_has_the_device(shared: Shared) -> None:
+def test_a_judge_that_gets_no_shift_names_who_has_the_device(shared: Shared) -> None:
     shared.takes()
     shared.gives_up()
-    shared.role.follow(Lease(turn=2, state=HELD, holder="trainer-0"))
+    shared.role.follow(Lease(shift=2, state=HELD, holder="trainer-0"))
     with shared.verifier(patience_s=1.0) as verifier:
         asked = shared.threads.submit(verifier.judge, SAMPLE)
         with pytest.raises(RewardError, match=r"'card', which trainer-0 has .*again for 1 s"):
-            shared.turns(asked)
+            shared.shifts(asked)
 
 
-def test_what_it_works_on_when_its_turn_ends_is_cut_and_asked_again(
+def test_what_it_works_on_when_its_shift_ends_is_cut_and_asked_again(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "FINISH_S", 0.2)
@@ -142,8 +142,8 @@ def test_what_it_works_on_when_its_turn_ends_is_cut_and_asked_again(
         while not shared.unanswered():
             assert time.monotonic() < until_s
         shared.gives_up()
-        with pytest.raises(RewardError, match="waits for its turn on device 'card'"):
-            shared.turns(asked)
+        with pytest.raises(RewardError, match="waits for its shift on device 'card'"):
+            shared.shifts(asked)
 
 
 def test_a_client_that_hangs_up_leaves_no_request_behind() -> None:
@@ -188,7 +188,7 @@ def test_a_server_that_dies_in_its_sleep_ends_its_role(shared: Shared) -> None:
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait(LIMIT_S)
     with pytest.raises(ServerEndedError, match="was ended by SIGKILL"):
-        shared.role.turn()
+        shared.role.tick()
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,6 @@ def test_a_server_that_dies_in_its_sleep_ends_its_role(shared: Shared) -> None:
         ("[[devices]]\nname = 'card'\nroles = ['rollout', 'judge']\n", "judge.model is empty"),
     ],
 )
-def test_what_cannot_take_turns_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_what_cannot_have_shifts_is_refused(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         load([write(tmp_path, text)])

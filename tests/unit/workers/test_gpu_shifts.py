@@ -1,4 +1,4 @@
-"""The log-prob worker's GPU, and the turns of two processes that compute on one."""
+"""The log-prob worker's GPU, and the shifts of two processes that compute on one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.owner_lock import take
 from rlstreams.workers.bootstrap import gpus
 from rlstreams.workers.config.load import load
-from rlstreams.workers.engines import gpu_turns
-from rlstreams.workers.engines.gpu_turns import GpuTurns
+from rlstreams.workers.engines import gpu_shifts
+from rlstreams.workers.engines.gpu_shifts import GpuShifts
 from rlstreams.workers.model import device
 from rlstreams.workers.model.base import VISIBLE
 
@@ -59,9 +59,9 @@ def test_a_device_that_is_none() -> None:
         load(TWO, ["--logprob.device=any"])
 
 
-def turns(
+def shifts(
     monkeypatch: pytest.MonkeyPatch, role: str, *words: str, mps: Path | None = None
-) -> GpuTurns | None:
+) -> GpuShifts | None:
     monkeypatch.setattr(device, "visible_gpus", lambda: ["4", "6"])
     monkeypatch.setenv(gpus.MPS_PIPES, str(mps or "/nowhere"))
     given = [f"{TO_THE_SERVER}=6", *words]
@@ -69,27 +69,27 @@ def turns(
     context: Any = SimpleNamespace(config=load(TWO, given), role=role, log=said)
     if role == "logprob":
         context.config = gpus.placed(context.config)
-    return gpus.turns_of(context)
+    return gpus.shifts_of(context)
 
 
-def test_who_takes_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_who_has_shifts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Both of a GPU that they share, by its name on the host; nobody else."""
     for role in ("trainer", "logprob"):
-        found = turns(monkeypatch, role)
+        found = shifts(monkeypatch, role)
         assert found is not None
-        assert found._now.name.endswith("turn-4.now")
+        assert found._now.name.endswith("shift-4.now")
         for words in (
             ["--logprob.device=cuda:1"],
             ["--trainer.ranks=2"],
             ["--logprob.place=off", "--trainer.loss.proximal=behavior",
              "--trainer.loss.correction=none"],
         ):  # fmt: skip
-            assert turns(monkeypatch, role, *words) is None
+            assert shifts(monkeypatch, role, *words) is None
     (tmp_path / "control").touch()
-    assert turns(monkeypatch, "trainer", mps=tmp_path) is None
+    assert shifts(monkeypatch, "trainer", mps=tmp_path) is None
     both = ["--logprob.device=cuda:0", "--logprob.workers=2"]
-    assert turns(monkeypatch, "trainer", *both) is not None
-    assert turns(monkeypatch, "logprob", *both) is not None  # the first of them
+    assert shifts(monkeypatch, "trainer", *both) is not None
+    assert shifts(monkeypatch, "logprob", *both) is not None  # the first of them
 
 
 # Nothing is computed: torch, which only says that there is no GPU, would take three CPU seconds.
@@ -99,9 +99,9 @@ from pathlib import Path
 sys.modules["torch"] = types.SimpleNamespace(
     cuda=types.SimpleNamespace(is_available=lambda: False)
 )
-from rlstreams.workers.engines.gpu_turns import GpuTurns
+from rlstreams.workers.engines.gpu_shifts import GpuShifts
 folder, name = Path(sys.argv[1]), sys.argv[2]
-turns = GpuTurns("0", print, folder=folder)
+shifts = GpuShifts("0", print, folder=folder)
 def bin():
     with (folder / "order").open("a") as file:
         file.write(f"{name} begins\\n"); file.flush()
@@ -111,7 +111,7 @@ def bin():
 while len(list(folder.glob("?"))) < 2:
     time.sleep(0.001)
 for _ in range(12):
-    turns.run(bin)
+    shifts.run(bin)
 """
 
 
@@ -132,11 +132,11 @@ def test_two_processes_compute_in_turn(tmp_path: Path) -> None:
 def test_one_that_keeps_the_gpu_is_named_and_not_waited_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process costs one wait; once it gives the GPU back there are turns again."""
-    monkeypatch.setattr(gpu_turns, "TURN_S", 0.05)
-    monkeypatch.setattr(gpu_turns, "APART_S", 0.2)
+    """A stopped process costs one wait; once it gives the GPU back there are shifts again."""
+    monkeypatch.setattr(gpu_shifts, "SHIFT_S", 0.05)
+    monkeypatch.setattr(gpu_shifts, "APART_S", 0.2)
     said: list[str] = []
-    mine = GpuTurns("0", said.append, folder=tmp_path)
+    mine = GpuShifts("0", said.append, folder=tmp_path)
     kept = take(mine._now)
     assert "done" == mine.run(lambda: "done")
     assert [f"process {os.getpid()} has not given the GPU back for 0.05 s"] == said
@@ -147,5 +147,5 @@ def test_one_that_keeps_the_gpu_is_named_and_not_waited_for_again(
     time.sleep(0.2)
     waited_s = mine.waited_s
     mine.run(lambda: None)
-    assert mine.waited_s > waited_s  # it asked for its turn
+    assert mine.waited_s > waited_s  # it asked for its shift
     assert 1 == len(said)

@@ -23,8 +23,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
+    tick_until,
     train,
-    turn_until,
 )
 
 
@@ -35,8 +35,8 @@ def team() -> Iterator[Team]:
         yield made
 
 
-def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path, team: Team) -> None:
-    """With a turn of others between two steps, without, and again from the log by a successor:
+def test_two_ranks_take_shifts_and_their_steps_are_redone(tmp_path: Path, team: Team) -> None:
+    """With a shift of others between two steps, without, and again from the log by a successor:
     the same bits."""
 
     class TwoRanks(Training):
@@ -50,11 +50,11 @@ def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path, team: T
         trainer = make_trainer(log, config, hardware=TwoRanks)
         train(log, trainer, 1)
         if name == "shared":
-            turn_until(trainer, trainer.give_up_device)
+            tick_until(trainer, trainer.give_up_device)
             learner = trainer._training.learner
             own = [t.untyped_storage() for t in learner._shards.rows.values()]  # type: ignore[attr-defined]
             assert {0} == {storage.nbytes() for storage in own}
-            turn_until(trainer, trainer.take_device)
+            tick_until(trainer, trainer.take_device)
         train(log, trainer, 3)
         hashes.append([step.weight_hash for step in steps(log)])
         bury(trainer)
@@ -62,13 +62,13 @@ def test_two_ranks_take_turns_and_their_steps_are_redone(tmp_path: Path, team: T
     assert 3 == len(hashes[0])
     assert hashes[0] == hashes[1]
     successor = make_trainer(log, config, "two", takeover=True, hardware=TwoRanks)
-    turn_until(successor, lambda: successor._reporter.policy_version >= 3)
+    tick_until(successor, lambda: successor._reporter.policy_version >= 3)
     successor.close()
     (redone,) = [event for event in read(log, STEPS.name) if isinstance(event, StepsRedone)]
     assert (1, 3, 3) == (redone.first_step, redone.last_step, redone.num_equal)
 
 
-def test_steps_after_a_turn_of_others_are_those_that_would_have_been(tmp_path: Path) -> None:
+def test_steps_after_a_shift_of_others_are_those_that_would_have_been(tmp_path: Path) -> None:
     """Weights and moments are gone meanwhile: no step is made, and versions are served still."""
     hashes = []
     for name in ("alone", "shared"):
@@ -76,15 +76,15 @@ def test_steps_after_a_turn_of_others_are_those_that_would_have_been(tmp_path: P
         trainer = make_trainer(log, config)
         train(log, trainer, 1)
         if name == "shared":
-            turn_until(trainer, trainer.give_up_device)
+            tick_until(trainer, trainer.give_up_device)
             storages = [t.untyped_storage() for t in trainer._training.learner.tensors()]
             assert {s.nbytes() for s in storages if s.resizable()} == {0}  # else a file's
             assert list(trainer._publisher._server.versions()) == [0, 1]
             send(log, *(scored(1, sample, 1) for sample in range(2)))
             for _ in range(30):
-                trainer.turn()
+                trainer.tick()
             assert len(steps(log)) == 1
-            turn_until(trainer, trainer.take_device)
+            tick_until(trainer, trainer.take_device)
         train(log, trainer, 3)
         bury(trainer)
         hashes.append([step.weight_hash for step in steps(log)])
