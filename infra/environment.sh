@@ -55,6 +55,14 @@ tick() { # while the script lives: what runs behind it does not hear Ctrl-C
     done
 }
 
+# In the line of an editable install a Python may read the path in the locale's encoding, which need not
+# have its characters. Four folders above it are the same place.
+name_by_relative_path() {
+    for line in "$VENV"/lib/python3.*/site-packages/_editable_impl_rlstreams.pth; do
+        printf '../../../..\n' >"$line"
+    done
+}
+
 has_nvidia() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 
 # PyTorch's index of CPU builds is not PyPI: it may be out of reach where PyPI is near.

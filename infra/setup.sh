@@ -27,6 +27,7 @@ make_venv
 find_uv
 install_packages
 install --no-deps --editable .
+name_by_relative_path
 # Compile once what every role imports, not in each of six processes that start together.
 "$VENV/bin/python" -c 'import confluent_kafka, fastavro, kafka, rich.live, torch, transformers' >/dev/null
 printf '%s\n' "$WANT" >"$STAMP"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from argparse import Namespace
 from dataclasses import replace
@@ -109,7 +110,7 @@ def _plan(args: Namespace, folder: Path) -> ProjectPlan:
 
     model = args.model
     if model and not model.startswith("hf:"):
-        model = str(Path(model).expanduser().absolute())
+        model = os.path.abspath(os.path.expanduser(model))
         if not Path(model).is_dir():
             raise ConfigError(
                 f"--model: there is no folder {model!r}{meant_path(model)} "

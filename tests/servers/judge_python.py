@@ -6,11 +6,11 @@ It sleeps and wakes as vLLM does, and ends if it is asked for an answer while it
 from __future__ import annotations
 
 import stat
-import sys
 from pathlib import Path
 
-TEXT = """#!{python}
-import http.server, json, os, sys, time
+from tests.scripts import head
+
+TEXT = """{head}import http.server, json, os, sys, time
 if sys.argv[1] == "-c":
     print(json.dumps(["vllm", "0.32.0", ""]))
     sys.exit()
@@ -50,6 +50,6 @@ def write_python(path: Path, *, right: str = "the answer", wrong: str = "no such
         right: text of a question that it finds right.
         wrong: its reply to any other.
     """
-    path.write_text(TEXT.format(python=sys.executable, right=right, wrong=wrong))
+    path.write_text(TEXT.format(head=head(), right=right, wrong=wrong))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path

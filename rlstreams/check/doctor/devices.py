@@ -7,6 +7,8 @@ MB (1e6 bytes).
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import subprocess
 from collections import Counter, defaultdict
@@ -35,6 +37,9 @@ TRAINER_REST = ((11e6, 1400.0), (1.7e9, 5100.0), (4.0e9, 6400.0), (8.2e9, 10_000
 LOGPROB_REST = ((11e6, 1050.0),)
 FRACTIONS = ("gpu-memory-utilization", "mem-fraction-static")
 USUAL_FRACTION = 0.9
+# Of a control group, version 1 and 2: its limit, what it uses, and what of that only caches files.
+_GROUP = (("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+          ("memory.max", "memory.current", "inactive_file"))  # fmt: skip
 _LESS = 'fewer versions held, model.dtype = "bfloat16", trainer.activation_checkpointing = true, '
 _LESS += "more trainer.ranks, trainer.lora.rank, a device for each role, or a smaller model"
 _APART = "logprob.device on another GPU, lower logprob.versions_held or logprob.token_budget; "
@@ -301,12 +306,48 @@ def _server_mb(config: RunConfig, gpu: Gpu) -> float:
 
 def free_mb() -> float:
     """Memory that can be had without swapping; the whole of it where the system does not say."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
+    host_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6
+                host_mb = int(line.split()[1]) * 1024 / 1e6
+    return min(host_mb, group_mb())
+
+
+def group_mb(
+    member: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")
+) -> float:
+    """Memory that the control groups of this process leave it: a container's limit; inf: no limit.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html, and `cgroup-v1/memory.html` there.
+    """
+    left_bytes = math.inf
+    try:
+        lines = member.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return left_bytes
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = groups / "memory" if controllers else groups
+        limits = [top]  # a container has its own group there
+        for name in path.strip("/").split("/"):
+            limits.append(limits[-1] / name)
+        left_bytes = min(
+            left_bytes, *(_left_bytes(one, *_GROUP[not controllers]) for one in limits)
+        )
+    return left_bytes / 1e6
+
+
+def _left_bytes(group: Path, limit: str, used: str, cached: str) -> float:
+    """Memory below one group's limit; what only caches files can be had."""
+    try:
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached_bytes = int(dict(line.split(" ", 1) for line in lines)[cached])
+        limit_bytes, used_bytes = (int((group / name).read_text()) for name in (limit, used))
+    except (OSError, ValueError, KeyError):  # it is not there, or its limit is `max`
+        return math.inf
+    return limit_bytes - used_bytes + cached_bytes
 
 
 def _rest(rows: Sequence[tuple[float, float]], model: ModelFolder) -> float:

@@ -58,9 +58,16 @@ def jars(jars_dir: str) -> Check:
         return ok("jars", f"Apache Kafka {KAFKA_VERSION}: {len(found)} jars in {jars_dir}")
     folder, missing = cache_folder() / "jars", num_missing()
     if missing:
+        found = f"{missing} jars of Apache Kafka {KAFKA_VERSION} are not in {folder}"
+        there = _nearest(folder)
+        if not os.access(there, os.W_OK):
+            advice = (
+                "name a folder that you may write in RLSTREAMS_CACHE, or one that holds them in "
+            )
+            return fail("jars", f"{found}, and {there} is not writable", f"{advice}broker.jars_dir")
         return warn(
             "jars",
-            f"{missing} jars of Apache Kafka {KAFKA_VERSION} are not in {folder}",
+            found,
             "the first start fetches them (about 45 MB); without a connection name a folder that "
             "holds them in broker.jars_dir",
         )
@@ -104,8 +111,7 @@ def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check
 
     A checkpoint is weights and two moments in float32; a served version is weights.
     """
-    folder = Path(config.folder).absolute()
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    there = _nearest(Path(config.folder).absolute())
     if not there.is_dir() or not os.access(there, os.W_OK):
         wrong = "not writable" if there.is_dir() else "a file, not a folder"
         return fail("disk", f"{there} is {wrong}", "name another folder in run.dir")
@@ -119,3 +125,8 @@ def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check
     if free_mb < needed_mb / 4:
         return fail("disk", found, advice)
     return warn("disk", found, advice) if free_mb < needed_mb else ok("disk", found)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the one above it that is there."""
+    return next(place for place in (folder, *folder.parents) if place.exists())

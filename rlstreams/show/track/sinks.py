@@ -223,9 +223,11 @@ class WandbSink:
     """
 
     def __init__(self, settings: Mapping[str, str], about: About) -> None:
-        wandb = self._wandb = _library("wandb", "wandb")
         folder = Path(about.folder) / "track"
         folder.mkdir(parents=True, exist_ok=True)
+        # Else tables on their way lie in the user's home, which a container may lack.
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute()))
+        wandb = self._wandb = _library("wandb", "wandb")
         is_offline = settings["mode"] == "offline"
         written: Sequence[Mapping[str, Any]] = ()
         if is_offline:

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlstreams.streams.broker.config import ENVIRONMENT
 from rlstreams.streams.log.cache import cache_folder
 from rlstreams.streams.log.owner_lock import OwnedError, held
 from rlstreams.streams.process.child import Child, Orphaned
@@ -74,7 +75,7 @@ class ClassArchive:
                 return Child.started(
                     ("sh", "-c", _MAKE, "sh", *words), orphaned=Orphaned.DIES, pass_fds=(fd,),
                     umask=0o077, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    gives_way=COMPUTES,
+                    environment=ENVIRONMENT, gives_way=COMPUTES,
                 )  # fmt: skip
         except (OSError, OwnedError):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ FENCED = "Fencing broker 1"  # logged by the controller once the dead broker's s
 OUT_OF_SYNC = "is out of sync with the underlying log"
 CLEAN = ".kafka_cleanshutdown"  # in the data folder after a clean stop, and only then
 
+# Java takes from the locale how paths are encoded, and in what language errors of the system are:
+# here paths are UTF-8, and a full disk says `DISK_FULL`.
+ENVIRONMENT = MappingProxyType({"LC_ALL": "C.UTF-8"})
 # Every append is on disk before it is answered: for all topics, those of groups' positions and of
 # transactions' states included.
 FSYNC = {"log.flush.interval.messages": "1"}
@@ -100,7 +104,7 @@ def fence_properties(data: Path, controller_port: int, extra: Mapping[str, str] 
         "log.dirs": str(data.resolve()),
         **extra,
     }
-    return "".join(f"{name}={value}\n" for name, value in settings.items())
+    return _properties(settings)
 
 
 def server_properties(
@@ -118,10 +122,13 @@ def server_properties(
             listener that clients use as well: a security protocol, PLAINTEXT if it is not given.
 
     Raises:
-        ConfigError: the path has a character that means something else there.
+        ConfigError: the path has a character that means something else there, or no text.
     """
-    if set(",\\\n") & set(str(data.resolve())):
+    path = str(data.resolve())
+    if set(",\\\n") & set(path):
         raise ConfigError(f"broker folder {data}: Kafka cannot use a path with `,` or `\\`")
+    if any("\ud800" <= character <= "\udfff" for character in path):
+        raise ConfigError(f"broker folder {path!r}: Java cannot use a path that is not UTF-8")
     listener = extra.get("inter.broker.listener.name", "PLAINTEXT")
     settings = {
         **_SETTINGS,
@@ -131,7 +138,13 @@ def server_properties(
         "log.dirs": str(data.resolve()),
         **extra,
     }
-    return "".join(f"{name}={value}\n" for name, value in settings.items())
+    return _properties(settings)
+
+
+def _properties(settings: Mapping[str, str]) -> str:
+    """Text of a properties file. Java reads it as Latin-1, other characters by their number."""
+    lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+    return "".join(one if one.isascii() else json.dumps(one)[1:-1] for one in lines)
 
 
 # Options that compile soon rather than well: a start, a few topics read and a stop take 7.5 s of

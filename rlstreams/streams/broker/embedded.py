@@ -25,6 +25,7 @@ from rlstreams.streams.broker.class_archive import ClassArchive
 from rlstreams.streams.broker.config import (
     CLEAN,
     DISK_FULL,
+    ENVIRONMENT,
     FENCED,
     FOR_A_LOOK,
     HOST,
@@ -335,6 +336,7 @@ class EmbeddedBroker:
                 orphaned=orphaned,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                environment=ENVIRONMENT,
                 umask=0o077,  # its segments are for their owner alone
                 pass_fds=(lock_fd,),
             )

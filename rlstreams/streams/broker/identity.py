@@ -8,7 +8,7 @@ from pathlib import Path
 from rlstreams.streams.log.errors import ConfigError
 
 META = "meta.properties"  # in the data folder; a copy lies in the folder above
-_CHECKPOINT = re.compile(r"checkpoint file \(?([^\s()]+-checkpoint)\b")
+_CHECKPOINT = re.compile(r"checkpoint file [\[(]?(/.+?-checkpoint)(?=[])\s]|$)", re.MULTILINE)
 
 
 def keep_identity(folder: Path, data: Path) -> None:

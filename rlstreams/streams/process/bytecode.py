@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlstreams.streams.log.cache import cache_folder
+from rlstreams.streams.log.cache import cache_folder, is_own
 
 FORBIDS = "PYTHONDONTWRITEBYTECODE"
 PLACE = "PYTHONPYCACHEPREFIX"
@@ -49,14 +49,4 @@ def variables(library: str, environment: Mapping[str, str]) -> dict[str, str]:
         return {PLACE: ""} if place else {}
     if place or not (environment.get(FORBIDS) or not os.access(source.parent, os.W_OK)):
         return {}
-    return {FORBIDS: "", PLACE: ours} if _is_own(Path(ours)) else {}
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether nobody but this user can write the folder, which is made: bytecode is code."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError:
-        return False
-    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return {FORBIDS: "", PLACE: ours} if is_own(Path(ours)) else {}  # bytecode is code

@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.process
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -21,6 +22,7 @@ from rlstreams.streams.process.bytecode import FORBIDS
 from rlstreams.streams.process.child import Child
 
 UNLEARNT = 255  # multiprocessing's status where the fork server, which alone knew it, is gone
+LONGEST = 71  # bytes of its folder's path: a socket's has 103 (macOS), 32 of them below the folder
 _ITS_COMMAND = "from multiprocessing.forkserver import main"  # line
 
 C = TypeVar("C", bound=Child)
@@ -35,9 +37,12 @@ class ForkServer:
         Args:
             preload: modules that its children need; none may start a thread.
         """
-        from multiprocessing import forkserver
+        from multiprocessing import forkserver, util
 
         self._context = context
+        before, tempfile.tempdir = tempfile.gettempdir(), _folder()
+        util.get_temp_dir()  # made once, for its socket
+        tempfile.tempdir = before
         context.set_forkserver_preload([__name__, *preload])
         forkserver.ensure_running()
 
@@ -59,10 +64,19 @@ class ForkServer:
 
 
 def fork_context() -> ForkServerContext | None:
-    """Return the context of a fork server; None: this platform has none."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    """Return the context of a fork server; None: the system has none, or no folder for its
+    socket."""
+    if "forkserver" not in multiprocessing.get_all_start_methods() or _folder() is None:
         return None
     return multiprocessing.get_context("forkserver")
+
+
+def _folder() -> str | None:
+    """Return a folder for temporary files whose path is short enough for a socket's; None: none."""
+    if len(os.fsencode(own := tempfile.gettempdir())) <= LONGEST:
+        return own
+    usual = ("/tmp", "/var/tmp")
+    return next((folder for folder in usual if os.access(folder, os.W_OK | os.X_OK)), None)
 
 
 class Forked:

@@ -345,7 +345,7 @@ def _verifier(value: str, folder: Path) -> str:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return os.path.normpath(folder / Path(path).expanduser())
+    return os.path.normpath(folder / os.path.expanduser(path))
 
 
 def _bases(value: object, layer: Layer) -> Iterator[Path]:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import head
+
 SCRIPT = Path(__file__).parents[3] / "infra/examples/agent/in_container.py"
 # Says what it was called with, and what it was given by name; ends as the command would.
-ENGINE = f"""#!{sys.executable}
-import json, os, sys
+ENGINE = f"""{head()}import json, os, sys
 
 print(json.dumps([sys.argv[1:], os.environ["OPENAI_API_KEY"]]))
 sys.exit(7)

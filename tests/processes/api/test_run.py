@@ -29,6 +29,7 @@ from rlstreams import (
 from rlstreams.show.metrics.rows import EVALUATION
 from rlstreams.workers.config.load import load
 from tests.readme_blocks import MAKES_RUN, blocks
+from tests.scripts import head
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,13 +54,13 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
     def make(body: str) -> Path:
         program, noted = tmp_path / "python", tmp_path / "arguments.json"
-        head = f"""\
-            #!{sys.executable} -S
+        begin = f"""\
             import json, os, signal, sys, time
             json.dump(sys.argv[1:], open({str(noted)!r}, "w"))
             def say(**row): print(json.dumps(row), flush=True)
             """
-        program.write_text(textwrap.dedent(head) + textwrap.dedent(body), "utf-8")
+        text = head("-S") + textwrap.dedent(begin) + textwrap.dedent(body)
+        program.write_text(text, "utf-8")
         program.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(program))
         return noted

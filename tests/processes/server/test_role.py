@@ -198,10 +198,9 @@ def test_what_is_of_no_use_is_ended(
     monkeypatch.setattr(module, "NEWS_S", 0.05)
     if how == "starts for ever":
         world.status.write_text("503")
-        role = world.role()
-        until(role, world.below.exists, "no process below it")
+        role, expected = world.role(), r"not ready within 0\.5 s \(engine\.start_s\)"
+        until(role, lambda: world.below.exists() and world.below.read_text(), "not begun")
         role._patience = replace(world.patience, start_s=0.5)
-        expected = r"not ready within 0\.5 s \(engine\.start_s\)"
     else:
         world.patience = replace(world.patience, silent_s=0.5)
         role, _ = started(world)

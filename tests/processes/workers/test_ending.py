@@ -51,3 +51,18 @@ def test_a_uv_that_is_found_and_does_not_run_is_none(tmp_path: Path) -> None:
         ["sh", "-eu", "-c", script], cwd=ROOT, env=path, capture_output=True, text=True, check=True
     )
     assert "uv\n" == done.stdout
+
+
+def test_a_clone_of_any_path_is_found_in_any_locale(tmp_path: Path) -> None:
+    """A locale without its characters stops an older Python before the first line of ours."""
+    clone = tmp_path / "Läufe (alte)"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
+    (site,) = (clone / ".venv/lib").glob("python3.*/site-packages")
+    (site / "_editable_impl_rlstreams.pth").write_text(f"{clone}\n", encoding="utf-8")
+    (clone / "ours.py").write_text("")
+    script = ". infra/environment.sh; name_by_relative_path"
+    for variables, command in (
+        ({"VENV": str(clone / ".venv")}, ["sh", "-eu", "-c", script]),
+        ({"LC_ALL": "C"}, [clone / ".venv/bin/python", "-c", "import ours"]),
+    ):
+        subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.__main__ import main
 from rlstreams.check.doctor.model import read_model
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.nearest import meant_path
@@ -37,3 +38,8 @@ def test_a_model_folder_that_is_not_there(path: str, told: str) -> None:
     """What was probably meant is beside it, below it, or above it."""
     with pytest.raises(ConfigError, match=f"model.path: .*{told}"):
         read_model(str(EXAMPLES / path))
+
+
+def test_a_model_in_the_home_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 78 == main(["init", str(tmp_path / "new"), "--model", "~no-such-user/model"])
+    assert "--model: there is no folder" in capsys.readouterr().err

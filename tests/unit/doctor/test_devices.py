@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from rlstreams.check.doctor.devices import (
     Gpu,
     gpu_check,
     gpu_inventory,
+    group_mb,
     memory_checks,
     placements,
     sizes,
@@ -292,6 +294,44 @@ def test_memory_of_roles_on_the_cpu() -> None:
         for check in memory_checks(config, sized(1e8), places, free_mb, is_up=False)
     ]
     assert [Level.OK, Level.WARN, Level.FAIL] == levels
+
+
+TWO = "memory.max memory.current inactive_file"
+ONE = "memory.limit_in_bytes memory.usage_in_bytes total_inactive_file"
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "limits", "left_mb"),
+    [
+        ("0::/", TWO, {"": "3000000000"}, 2100),  # a container's own group is the top
+        (
+            "0::/a/b",
+            TWO,
+            {"a": "2000000000", "a/b": "max"},
+            1100,
+        ),  # a group above it counts as well
+        ("0::/a/b", TWO, {"a/b": "max"}, math.inf),
+        ("0::/not/there", TWO, {}, math.inf),
+        ("4:cpu,memory:/docker/1f", ONE, {"memory": "3000000000"}, 2100),
+        ("4:memory:/a", ONE, {"memory": "9223372036854771712", "memory/a": "2000000000"}, 1100),
+        ("4:cpu:/a", ONE, {"cpu/a": "2000000000"}, math.inf),
+    ],
+)
+def test_a_containers_limit_is_all_the_memory_that_there_is(
+    line: str, names: str, limits: dict[str, str], left_mb: float, tmp_path: Path
+) -> None:
+    """1,000 MB are used, of which 100 only cache files."""
+    limit, used, cached = names.split()
+    for name, size_bytes in limits.items():
+        folder = tmp_path / "groups" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / limit).write_text(f"{size_bytes}\n")
+        (folder / used).write_text("1000000000\n")
+        (folder / "memory.stat").write_text(f"anon 900000000\n{cached} 100000000\n")
+    member = tmp_path / "member"
+    member.write_text(f"1:name=systemd:/x:y\n{line}\n")
+    assert left_mb == group_mb(member, tmp_path / "groups")
+    assert math.inf == group_mb(tmp_path / "none", tmp_path / "groups")
 
 
 def test_slices_of_a_gpu_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,9 @@ def test_jars_that_are_not_cached_are_a_warning(
     monkeypatch.setenv("RLSTREAMS_CACHE", str(tmp_path))
     assert 46 == num_missing()
     assert Level.WARN == machine.jars("").level
+    monkeypatch.setattr("os.access", lambda *_: False)
+    unwritable = machine.jars("")
+    assert (Level.FAIL, True) == (unwritable.level, "RLSTREAMS_CACHE" in unwritable.advice)
     (check,) = probed("jars", lambda: machine.jars(str(tmp_path)))
     assert (Level.FAIL, True) == (check.level, "does not exist" in check.found)
 

@@ -219,6 +219,8 @@ def test_paths_are_relative_to_the_file_that_sets_them(tmp_path, monkeypatch):
     assert str(tmp_path / "conf/base") == config.logprob.reference
     assert f"{tmp_path / 'conf/judge.py'}:score" == config.reward.verifier
     assert "out/r" == config.folder
+    config = load([write(tmp_path, text)], ["data.held_out=~no-such-user/h.jsonl"])
+    assert str(tmp_path / "~no-such-user/h.jsonl") == config.data.held_out  # then it is not there
 
 
 def test_secrets(tmp_path, monkeypatch):
