@@ -22,7 +22,7 @@ from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.streams.log.topics import CONTROL, STEPS
-from rlstreams.streams.run.run_lock import FolderGoneError, locked_run
+from rlstreams.streams.run.run_lock import FolderGoneError, locked_run, refuse_in_use
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
@@ -79,6 +79,8 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
     """
     config = options.config
     refuse_place(config)
+    refuse_other_run(config)
+    refuse_in_use(Path(config.folder))
     preflight(config, show)
     check_port(options.web_port)
     with ExitStack() as stack:

@@ -95,6 +95,7 @@ def test_a_refused_start_changes_nothing(
         ("recording/manifest.json", "recording is a recording"),
         ("checkpoints/000001-00000005/manifest.json", "checkpoints is a folder of checkpoints"),
         ("weights/v000001-abc.safetensors", "weights is a folder of weight versions"),
+        ("model/config.json", "model has a config.json that is of no run"),
         ("file", "file is a file"),
         ("file/below", "file is a file"),
     ],
