@@ -240,10 +240,9 @@ def _say_running(bus: Bus, config: RunConfig, begun: Mapping[Partition, int]) ->
     """Have all roles run, unless somebody has asked for something else since `begun`: `up` reads
     the log for seconds, and a pause that was answered with success is not taken back."""
     with closing(EventReader(bus, begun, CONTROL.name)) as reader:
-        records = reader.up_to(bus.ends(CONTROL.name), READ_S)
-        if any(isinstance(record.event, ControlState) for record in records):
-            return
-    state = desired(config.run.id, RUNNING, by="up")
+        records = list(reader.up_to(bus.ends(CONTROL.name), READ_S))
+    asked = [record.event for record in records if isinstance(record.event, ControlState)]
+    state = asked[-1] if asked else desired(config.run.id, RUNNING, by="up")  # for `up` too
     with bus.producer("up") as producer:
         producer.commit([outgoing(CONTROL, state)])
 

@@ -99,8 +99,10 @@ def test_a_pause_while_up_reads_the_log_is_not_taken_back(
     begun = bus.ends(CONTROL.name)
     with bus.producer("control") as producer:
         producer.commit([outgoing(CONTROL, desired("run", PAUSED, by="operator"))])
-    module._say_running(bus, config, begun if is_since else bus.ends(CONTROL.name))
+    before = bus.ends(CONTROL.name)
+    module._say_running(bus, config, begun if is_since else before)
     assert ControlFollower(bus).caught_up().state == state
+    assert bus.ends(CONTROL.name) != before, "`up` itself reads what comes now"
 
 
 @pytest.mark.parametrize(
