@@ -168,7 +168,7 @@ class Watchdog:
     def _end(self, why: str) -> None:
         frame = sys._current_frames().get(self._thread.ident or 0)
         sys.stderr.write(
-            f"StuckError: {why}: it ends, to be started again. It was at:\n{_where(frame)}"
+            f"StuckError: {why}: it ends, to be started again\nIt was at:\n{_where(frame)}"
         )
         sys.stderr.flush()
         os._exit(_STUCK)
