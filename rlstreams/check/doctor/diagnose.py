@@ -21,7 +21,7 @@ from rlstreams.check.doctor.devices import (
     placements,
 )
 from rlstreams.check.doctor.engines import engine_checks, installed
-from rlstreams.check.doctor.machine import disk, files, machine, port
+from rlstreams.check.doctor.machine import compiler_cache, disk, files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
     check_decoding,
@@ -243,11 +243,12 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or engine cannot be used; names field and value.
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
-    if (opened := files(config)).level is not Level.OK:
-        problem = f"{opened.found}; {opened.advice}"
-        if opened.level is Level.FAIL:
+    for check in (files(config), *compiler_cache()):
+        problem = f"{check.found}; {check.advice}"
+        if check.level is Level.FAIL:
             raise ConfigError(problem)
-        progress(f"warning: {problem}")
+        if check.level is Level.WARN:
+            progress(f"warning: {problem}")
     places = _say_gpus(config, progress)
     model = read_model(config.model.path)
     for memory in memory_checks(config, model, places, free_mb(), is_up=False):
