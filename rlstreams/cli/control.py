@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ACTIONS = {
     "pause": ("paused", "finish what is begun, begin nothing new; weights are still pulled"),
-    "resume": ("running", "go on after a pause; also before roles are started after a drain"),
+    "resume": ("running", "go on after a pause; after a drain, before roles are started by hand"),
     "drain": ("draining", "finish what is begun and end; `up` ends with it, --resume goes on"),
 }
 

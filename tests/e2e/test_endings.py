@@ -89,7 +89,7 @@ def test_a_trainer_on_a_full_disk_waits_for_room(workspace: Workspace) -> None:
     checkpoints = workspace.folder / "runs/demo/checkpoints"
     with small_disk(checkpoints, "600k"):
         started = workspace.start_up(*FULL)
-        wait_for(started.log, "waiting for room on the disk, at most")
+        wait_for(started.log, "waiting for room on the disk under ")
         (line,) = re.findall(r"^\[.*trainer-0 failed.*$", started.output, re.MULTILINE)[:1]
         assert NO_ROOM in line
         subprocess.run(["mount", "-o", "remount,size=60m", str(checkpoints)], check=True)

@@ -26,6 +26,22 @@ class Hangs:
     def close(self): pass
 run(Hangs(), Stop(), Watchdog(0.2))
 """
+SET_BACK = """
+import itertools, threading, time
+from rlstreams.workers.loop import stall
+from rlstreams.workers.loop.runtime import Stop, run
+now, asked = time.time, itertools.count()
+def at():
+    is_asked = threading.current_thread().name == "watchdog"
+    return now() - (3600 if is_asked and next(asked) else 0)
+time.time, stall.TICK_S = at, 0.1
+class Waits:
+    done = False
+    def turn(self): threading.Event().wait()
+    def drain(self): pass
+    def close(self): pass
+run(Waits(), Stop(), stall.Watchdog(600))
+"""
 LINGERS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +106,13 @@ def test_a_tick_that_never_ends() -> None:
     assert 1 == done.returncode
     assert "its limit is 0.2 s" in done.stderr
     assert "in ask_the_broker" in done.stderr
+
+
+def test_a_clock_that_is_set_back_ends_the_process_at_once() -> None:
+    """The client's waits would last as much longer; no limit of ours is near."""
+    done = ended(SET_BACK)
+    assert 1 == done.returncode
+    assert "StuckError: the clock of this host was set back by 3600 s" in done.stderr
 
 
 def test_an_ended_process_is_not_kept_by_what_computes() -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
 from rlstreams.check.doctor.devices import (
+    Placement,
     free_mb,
     gpu_check,
     gpu_inventory,
@@ -20,7 +21,7 @@ from rlstreams.check.doctor.devices import (
     placements,
 )
 from rlstreams.check.doctor.engines import engine_checks, installed
-from rlstreams.check.doctor.machine import disk, files, machine, port
+from rlstreams.check.doctor.machine import compiler_cache, disk, files, machine, port
 from rlstreams.check.doctor.model import (
     ModelFolder,
     check_decoding,
@@ -242,13 +243,17 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or engine cannot be used; names field and value.
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
-    if (opened := files(config)).level is not Level.OK:
-        problem = f"{opened.found}; {opened.advice}"
-        if opened.level is Level.FAIL:
+    for check in (files(config), *compiler_cache()):
+        problem = f"{check.found}; {check.advice}"
+        if check.level is Level.FAIL:
             raise ConfigError(problem)
-        progress(f"warning: {problem}")
-    _say_gpus(config, progress)
+        if check.level is Level.WARN:
+            progress(f"warning: {problem}")
+    places = _say_gpus(config, progress)
     model = read_model(config.model.path)
+    for memory in memory_checks(config, model, places, free_mb(), is_up=False):
+        if memory.level is not Level.OK:  # an estimate as well
+            progress(f"warning: {memory.name}: {memory.found}; {memory.advice}")
     room = disk(config, model.mb_in("float32"))
     if room.level is not Level.OK:  # an estimate: the run ends by itself if the disk is full
         progress(f"warning: {room.found}; {room.advice}")
@@ -271,8 +276,8 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         raise BrokerError(f"{checked.found}; {checked.advice}")
 
 
-def _say_gpus(config: RunConfig, progress: Callable[[str], None]) -> None:
-    """Report advice on GPUs that are not used, or not seen.
+def _say_gpus(config: RunConfig, progress: Callable[[str], None]) -> Sequence[Placement]:
+    """Report advice on GPUs that are not used, or not seen; return the devices of all roles.
 
     Raises ConfigError: a role asks for a GPU that is not there.
     """
@@ -284,6 +289,7 @@ def _say_gpus(config: RunConfig, progress: Callable[[str], None]) -> None:
         raise ConfigError(finding)
     if check.advice:
         progress(finding)
+    return places
 
 
 def _model(config: RunConfig, host: Host) -> tuple[ModelFolder | None, list[Check]]:

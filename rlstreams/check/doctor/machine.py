@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
@@ -17,6 +18,7 @@ LOG_MB = 2000  # of a run on a small model; a log grows with its samples
 # Open at once in the broker's process, measured: its own, of a partition, of a worker's clients.
 _BROKER_FILES, _PARTITION_FILES, _WORKER_FILES = 100, 2, 4
 _ROLE_FILES = 128  # of `up`, and of any role
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 _LONG_FILES = 4096  # each 64 MB of a partition are a file, which stays open
 _OR_YOURS = "or set broker.bootstrap to your own broker; then none is needed"
 
@@ -37,7 +39,7 @@ def machine(
             *probed("jars", lambda: jars(config.broker.jars_dir), _OR_YOURS),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
-    return [*checks, files(config, host), disk(config, weights_mb, host)]
+    return [*checks, files(config, host), *compiler_cache(), disk(config, weights_mb, host)]
 
 
 def java() -> Check:
@@ -130,3 +132,18 @@ def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check
 def _nearest(folder: Path) -> Path:
     """Return the folder, or the one above it that is there."""
     return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def compiler_cache() -> Iterator[Check]:
+    """Check that torch can make the folder that was named for its compiled kernels: it cannot be
+    imported without. A kernel that finds no room there is left out."""
+    if not (folder := os.environ.get(_KERNELS, "")):
+        return
+    name, found = "compiler cache", f"{_KERNELS} is {folder!r}"
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        why = f"{found}, which cannot be made ({err.strerror})"
+        yield fail(name, why, "name a folder that you may write")
+    else:
+        yield ok(name, found)

@@ -37,9 +37,7 @@ def take(path: Path) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OwnedError(
-                os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
-            ) from None
+            raise OwnedError(_owner(fd)) from None
         size_bytes = os.write(fd, f"{os.getpid()}\n".encode("ascii"))
         os.truncate(fd, size_bytes)  # after the write: on a full disk a file keeps its block
     except BaseException:
@@ -73,13 +71,29 @@ def held(path: Path, *, wait_s: float, look_every_s: float = 0.02) -> Iterator[i
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock. Takes a shared lock for a moment: `held` waits for that."""
     try:
+        check_free(path)
+    except OwnedError:
+        return True
+    return False
+
+
+def check_free(path: Path) -> None:
+    """Look as `is_held` does; makes no file.
+
+    Raises:
+        OwnedError: another process holds the lock; names the process.
+    """
+    try:
         fd = os.open(path, os.O_RDONLY)  # it may be another user's
     except FileNotFoundError:
-        return False
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        raise OwnedError(_owner(fd)) from None
     finally:
         os.close(fd)
-    return False
+
+
+def _owner(fd: int) -> str:
+    return os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"

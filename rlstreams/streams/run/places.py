@@ -74,6 +74,11 @@ def other_than_run(path: Path) -> str:
     return f"{path} is {found}" if found not in ("", "a run") else ""
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder's `config.json` is a run's, or cannot be read as any."""
+    return _is(RUNS, path)
+
+
 def what_is(path: Path) -> str:
     """Return the kind of a folder of ours, `a run` for example; "": none."""
     for kind in _MARKS:

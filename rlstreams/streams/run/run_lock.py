@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError, StreamsError
-from rlstreams.streams.log.owner_lock import OwnedError, take
+from rlstreams.streams.log.owner_lock import OwnedError, check_free, take
 
 LOCK_FILE = "up.lock"
 
@@ -30,16 +30,17 @@ def locked_run(folder: Path) -> Iterator[Callable[[], bool]]:
     Yields a function that returns whether the folder is still the locked one.
 
     Raises:
-        ConfigError: another process holds it; names both.
+        ConfigError: another process holds it, or the folder cannot be written; names both.
     """
     try:
         fd = take(folder / LOCK_FILE)
     except OwnedError as err:
+        raise _in_use(folder, err) from None
+    except OSError as err:
         raise ConfigError(
-            f"run.dir: {folder} is in use by another `rlstreams up` or `replay` (process "
-            f"{err.owner}): wait "
-            "for it, stop it with Ctrl-C, or take another run (up --run.id NAME, replay --as NAME)"
-        ) from None
+            f"run.dir: {folder} cannot be written ({err.strerror}): name a folder that you may "
+            "write, on a disk that has room"
+        ) from err
     locked = os.fstat(fd)
 
     def is_there() -> bool:
@@ -52,3 +53,25 @@ def locked_run(folder: Path) -> Iterator[Callable[[], bool]]:
         yield is_there
     finally:
         os.close(fd)
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Refuse a folder whose lock is held, before there is a reason to take it. Changes nothing.
+
+    Raises:
+        ConfigError: another process holds it; names both.
+    """
+    try:
+        check_free(folder / LOCK_FILE)
+    except OwnedError as err:
+        raise _in_use(folder, err) from None
+    except OSError:  # `locked_run` names it
+        return
+
+
+def _in_use(folder: Path, err: OwnedError) -> ConfigError:
+    return ConfigError(
+        f"run.dir: {folder} is in use by another `rlstreams up` or `replay` (process "
+        f"{err.owner}): wait "
+        "for it, stop it with Ctrl-C, or take another run (up --run.id NAME, replay --as NAME)"
+    )

@@ -23,7 +23,7 @@ class Comeback:
 
     deaths: int
     away: int  # deaths whose worker has not worked since
-    median_s: float  # from the last report to the next work; NaN: no worker has worked since
+    median_s: float  # from the last report to the next work; NaN: no time is known
     worst_s: float
 
 
@@ -55,11 +55,12 @@ class CostState:
         for role in sorted({death.role for death in self.deaths}):
             own = [death.seconds for death in self.deaths if death.role == role]
             back = [seconds for seconds in own if seconds is not None]
+            known = [seconds for seconds in back if seconds >= 0]  # less: the clock was set back
             found[role] = Comeback(
                 deaths=len(own),
                 away=len(own) - len(back),
-                median_s=median(back) if back else float("nan"),
-                worst_s=max(back, default=float("nan")),
+                median_s=median(known) if known else float("nan"),
+                worst_s=max(known, default=float("nan")),
             )
         return found
 

@@ -161,3 +161,22 @@ def shortage(steps: Sequence[StepPoint]) -> str:
         f"again {retries:.0f} times in {len(newest)} steps; lower trainer.micro_batch_tokens, or "
         "see who else is on the GPU"
     )
+
+
+def not_replayed(steps: Sequence[StepPoint]) -> str:
+    """Return a warning that replay of routes is on and nobody records any; "": it is not so."""
+    newest = steps[-FLAT_STEPS:]
+    # Only steps with replay have the metric.
+    if len(newest) < FLAT_STEPS or any(p.metrics.get("routing_recorded", 1.0) for p in newest):
+        return ""
+    return (
+        f"no route is replayed: in the last {FLAT_STEPS} steps the model server reported no routed "
+        "experts, so scorer and trainer took their own, as without trainer.routing_replay = true; "
+        "run a version of the server that reports them, or set it to false"
+    )
+
+
+def warnings(steps: Sequence[StepPoint]) -> Sequence[str]:
+    """Return all warnings about the last steps, the most urgent first; each is `KIND: TEXT`."""
+    every = (shortage(steps), not_replayed(steps), nothing_to_learn(steps))
+    return [text for text in every if text]

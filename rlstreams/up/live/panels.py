@@ -17,7 +17,7 @@ from rlstreams.show.metrics.figures import NONE, of_run, of_step, step_s
 from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import EvaluationPoint
-from rlstreams.streams.views.pace import bottleneck, nothing_to_learn, shortage
+from rlstreams.streams.views.pace import bottleneck, warnings
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
 from rlstreams.words.screen import (
@@ -273,8 +273,7 @@ def footer(given: LiveInput) -> RenderableType:
 
 
 def _news(given: LiveInput) -> str:
-    steps = given.views.run.steps
-    return given.message or shortage(steps) or nothing_to_learn(steps)
+    return given.message or next(iter(warnings(given.views.run.steps)), "")
 
 
 def footer_rows(given: LiveInput) -> int:

@@ -26,11 +26,10 @@ from rlstreams.show.metrics.figures import of_step
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import (
     STEPS,
-    nothing_to_learn,
     pace,
     pace_line,
     ranks_of,
-    shortage,
+    warnings,
 )
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.up.live.panels import (
@@ -199,10 +198,9 @@ class PlainLines:
                 done = [p for p in given.views.run.steps if p.step <= step.step]
                 if step.step % STEPS == 0:
                     yield pace_line(done, ranks_of(given.views.run.claims))
-                warnings = {text for text in (shortage(done), nothing_to_learn(done)) if text}
-                kinds = {text.partition(":")[0] for text in warnings}
-                yield from (t for t in warnings if t.partition(":")[0] not in self._warned)
-                self._warned = kinds
+                by_kind = {text.partition(":")[0]: text for text in warnings(done)}
+                yield from (text for kind, text in by_kind.items() if kind not in self._warned)
+                self._warned = set(by_kind)
 
 
 def _step_line(point: StepPoint, given: LiveInput) -> str:

@@ -42,7 +42,11 @@ class FleetPlace:
         self.name = f"{role}-{ordinal}"
         self.log = log
         self.policy = RestartPolicy(
-            self.name, f"{role}.{ordinal}", room_s, starts_slowly=role == "server"
+            self.name,
+            f"{role}.{ordinal}",
+            room_s,
+            starts_slowly=role == "server",
+            folder=log.parents[1],  # of `RUN/logs/ROLE-N.log`
         )
         self.child: WorkerChild | None = None
         self.restart_at_s: float | None = None

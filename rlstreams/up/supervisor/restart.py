@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from rlstreams.streams.process.cause import died
@@ -71,6 +72,7 @@ class RestartPolicy:
         room_s: how long room on a full disk is waited for; 0: for ever.
         starts_slowly: whether a start takes minutes, as a model server's: it is given up at the
             second one that fails with the same words.
+        folder: the run's, where a worker writes.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class RestartPolicy:
         room_s: float = 0.0,
         *,
         starts_slowly: bool = False,
+        folder: Path = Path(),
     ) -> None:
         self._worker = worker
+        self._folder = folder
         self._transactional_id = transactional_id
         self._room_s = room_s
         self._keeper = Keeper(Limits(failures=QUICK_LIMIT, first_s=FIRST_S, room_s=room_s))
@@ -137,10 +141,10 @@ class RestartPolicy:
             if is_disk_full:
                 left_s = self._room_s - verdict.room_s
                 limit = f", at most {left_s:.0f} s" if self._room_s else ""
-                how += f"; waiting for room on the disk{limit}"
+                how += f"; waiting for room on the disk under {self._folder}{limit}"
             return Decision(Action.RESTART, how, verdict.delay_s)
         if is_disk_full:
-            why = f"; there was no room on the disk for {verdict.room_s:.0f} s"
+            why = f"; there was no room on the disk under {self._folder} for {verdict.room_s:.0f} s"
         else:
             why = f", the {QUICK_LIMIT}rd time in a row within {verdict.row_s:.0f} s"
             why += " without committing anything"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rlstreams.check.doctor.diagnose import preflight
-from rlstreams.schemas.events import TrainerStarted
+from rlstreams.schemas.events import ControlState, TrainerStarted
 from rlstreams.show.web.beside import check_port, trackers, web_page
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -20,9 +20,10 @@ from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError, StreamsError
+from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.streams.log.topics import CONTROL, STEPS
-from rlstreams.streams.run.run_lock import FolderGoneError, locked_run
+from rlstreams.streams.run.run_lock import FolderGoneError, locked_run, refuse_in_use
 from rlstreams.streams.run.run_log import BusLog
 from rlstreams.up.live.screen import output_to
 from rlstreams.up.supervisor.broker import RETURN_S, BrokerKeeper, outlasting
@@ -63,7 +64,8 @@ from rlstreams.workers.loop.agreement import (
     user_code_hashes,
     weights_digest,
 )
-from rlstreams.workers.loop.control import DRAINING, RUNNING, desired
+from rlstreams.workers.loop.control import DRAINING, READ_S, RUNNING, desired
+from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.trainer.family import branch_line, differing
 from rlstreams.workers.trainer.witnesses import check_tail
 
@@ -79,6 +81,8 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
     """
     config = options.config
     refuse_place(config)
+    refuse_other_run(config)
+    refuse_in_use(Path(config.folder))
     preflight(config, show)
     check_port(options.web_port)
     with ExitStack() as stack:
@@ -89,6 +93,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
         broker = stack.enter_context(_broker(config))
         apply(bootstrap_of(config), config.run.id, topic_plan(config), client_options(config))
         bus = stack.enter_context(open_bus(config, outage_s=RETURN_S))
+        begun = bus.ends(CONTROL.name)
         with Watcher(bus, config, is_live=options.is_live, figures=options.figures) as watcher:
             watcher.catch_up()
             _refuse_started(bus, options, watcher.ledger)
@@ -100,7 +105,7 @@ def up(options: UpOptions, hook: FaultHook | None = None) -> int:
             stack.enter_context(web_page(folder, options.web_port, watcher.say))
             stack.enter_context(trackers(folder, config.track.used, watcher.say, show))
             stack.enter_context(_nothing_lost(options))
-            _say_running(bus, config)
+            _say_running(bus, config, begun)
             say, room_s = watcher.say, config.deadlines.stall_s
             fleet = Fleet(
                 spawner, folder, num_workers(config),
@@ -231,8 +236,13 @@ def _refuse_started(bus: Bus, options: UpOptions, ledger: Ledger) -> None:
         )
 
 
-def _say_running(bus: Bus, config: RunConfig) -> None:
-    state = desired(config.run.id, RUNNING, by="up")
+def _say_running(bus: Bus, config: RunConfig, begun: Mapping[Partition, int]) -> None:
+    """Have all roles run, unless somebody has asked for something else since `begun`: `up` reads
+    the log for seconds, and a pause that was answered with success is not taken back."""
+    with closing(EventReader(bus, begun, CONTROL.name)) as reader:
+        records = list(reader.up_to(bus.ends(CONTROL.name), READ_S))
+    asked = [record.event for record in records if isinstance(record.event, ControlState)]
+    state = asked[-1] if asked else desired(config.run.id, RUNNING, by="up")  # for `up` too
     with bus.producer("up") as producer:
         producer.commit([outgoing(CONTROL, state)])
 

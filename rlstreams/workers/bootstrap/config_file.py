@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.run.places import CONFIG_FILE, other_than_run
+from rlstreams.streams.run.places import CONFIG_FILE, is_run, other_than_run
 from rlstreams.streams.synced import write_whole
 from rlstreams.workers.config.load import read_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
@@ -21,9 +21,11 @@ def refuse_place(config: RunConfig) -> None:
     """
     folder = Path(config.folder)
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    found = f"{there} is a file" if there.is_file() else ""
+    found = "" if there.is_dir() else f"{there} is a file"
     if not (folder / CONFIG_FILE).exists():  # a run may have been recorded into its own folder
         found = found or other_than_run(folder)
+    elif not is_run(folder):  # of a model, say: a run would write its own over it
+        found = f"{folder} has a {CONFIG_FILE} that is of no run"
     if found:
         raise ConfigError(f"run.dir: {found}, not a folder of a run: name another, `--run.dir DIR`")
 

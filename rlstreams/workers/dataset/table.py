@@ -117,22 +117,43 @@ class Pass:
             path = cache_folder() / "tables" / f"{json_sha256(known)}.arrow"
             try:
                 return _mapped(path)
-            except (FileNotFoundError, pyarrow.ArrowInvalid):  # the latter after a power cut
+            except (
+                FileNotFoundError,
+                NotADirectoryError,
+                pyarrow.ArrowInvalid,
+            ):  # the latter after a power cut
                 self._write(path, before)
             return _mapped(path)
         except OSError as err:
-            why = err.strerror or err
-            raise ConfigError(f"{source.field}: cannot read {source.name!r}: {why}") from err
+            raise self._unreadable(err) from err
 
     def _write(self, path: Path, before: Sequence[_Signature]) -> None:
         import pyarrow.ipc
 
-        with (
-            beside(path) as unfinished,
-            pyarrow.ipc.new_file(str(unfinished), _schema()) as writer,
-        ):
-            for batch in self._batches(before):
-                writer.write_batch(batch)
+        batches = self._read_batches(before)
+        try:
+            with (
+                beside(path) as unfinished,
+                pyarrow.ipc.new_file(str(unfinished), _schema()) as writer,
+            ):
+                for batch in batches:
+                    writer.write_batch(batch)
+        except OSError as err:
+            raise ConfigError(
+                f"{self.source.field}: the table of its rows cannot be kept in {path.parent} "
+                f"({err.strerror or err}): make room there, or name a folder that you may write "
+                "in RLSTREAMS_CACHE"
+            ) from err
+
+    def _read_batches(self, before: Sequence[_Signature]) -> Iterator[Any]:
+        try:
+            yield from self._batches(before)
+        except OSError as err:
+            raise self._unreadable(err) from err
+
+    def _unreadable(self, err: OSError) -> ConfigError:
+        source = self.source
+        return ConfigError(f"{source.field}: cannot read {source.name!r}: {err.strerror or err}")
 
     def _batches(self, before: Sequence[_Signature]) -> Iterator[Any]:
         """Every row: its line, why it is left out, the digest of its bare prompt, its JSON."""

@@ -93,7 +93,7 @@ _JUDGED_WITH = (
 )
 HELD_OUT = "held_out"
 # Hashes of a claim.
-REFERENCE, WEIGHTS = "reference values", "weight values"  # digests of samples
+REFERENCE, WEIGHTS = "reference numbers", "weight numbers"  # digests of samples
 
 
 def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:

@@ -24,6 +24,9 @@ from rlstreams.workers.config.across import judging
 from rlstreams.workers.config.reward import judging_s
 from rlstreams.workers.config.run import RunConfig
 
+# A clock that is set back by more ends the process. The Kafka client waits until times of the day
+# (`cnd_timedwait` of C11): its waits, those for a heartbeat included, last as much longer.
+SET_BACK_S = 10.0
 TICK_S = 1.0  # of a longer pause between two ticks no more counts: we stood, or the machine slept
 STACK_LINES = 6
 SETTLE_S = 35.0  # a predecessor's open transaction: its timeout, and the broker's clean-up
@@ -112,7 +115,8 @@ class StuckWatch:
 
 
 class Watchdog:
-    """Ends the process when its loop does not come round; a thread of its own. Use in a `with`.
+    """Ends the process when its loop does not come round, or its host's clock is set back; a thread
+    of its own. Use in a `with`.
 
     Args:
         limit_s: longest tick; 0: no watch.
@@ -147,15 +151,24 @@ class Watchdog:
     def _watch(self) -> None:
         clock = StallClock()
         clock.tick(time.monotonic(), self._beats)
+        ahead_s = time.time() - time.monotonic()
         while not self._over.wait(min(TICK_S, self._limit_s / 4)):
             if (stood_s := clock.tick(time.monotonic(), self._beats)) >= self._limit_s:
-                self._end(stood_s)
+                self._end(
+                    f"one tick of this worker takes {stood_s:.0f} s, its limit is "
+                    f"{self._limit_s:g} s"
+                )
+            was_s, ahead_s = ahead_s, time.time() - time.monotonic()
+            if (back_s := was_s - ahead_s) >= SET_BACK_S:
+                self._end(
+                    f"the clock of this host was set back by {back_s:.0f} s, and what the Kafka "
+                    "client waits for would come as much later"
+                )
 
-    def _end(self, stood_s: float) -> None:
+    def _end(self, why: str) -> None:
         frame = sys._current_frames().get(self._thread.ident or 0)
         sys.stderr.write(
-            f"StuckError: one tick of this worker takes {stood_s:.0f} s, its limit is "
-            f"{self._limit_s:g} s: it ends, to be started again. It was at:\n{_where(frame)}"
+            f"StuckError: {why}: it ends, to be started again\nIt was at:\n{_where(frame)}"
         )
         sys.stderr.flush()
         os._exit(_STUCK)

@@ -1,8 +1,9 @@
 """A digest of a model folder's weights from samples of them: without torch, and without loading.
 
 It tells two models apart, and a model before training from one after it. It proves no equality:
-that is the weight hash's work, which reads every byte. Files, their number and the type that they
-are written in do not count: numbers are compared as a run computes with them (decision 0105).
+that is the weight hash's work, which reads every byte. Files, their number, the type that they are
+written in and whether they hold experts one by one or fused do not count: numbers are compared as a
+run computes with them (decision 0105).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ def folder_digest(folder: Path, dtype: str) -> str:
         dtype: what the run computes with: float32 or bfloat16.
     """
     try:
-        tensors = dict(_tensors(folder))
+        stored = dict(_tensors(folder))
+        tensors = dict(part for name in stored for part in _experts(name, stored))
         digest = hashlib.sha256()
         names = sorted(tensors.keys() - {_TIED})
         digest.update(json.dumps([[name, tensors[name].kind] for name in names]).encode())
@@ -65,6 +67,28 @@ def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:
             if name != "__metadata__":
                 begin, end = (8 + size + offset for offset in about["data_offsets"])
                 yield name, _Tensor(path, begin, end, about["dtype"], about["shape"])
+
+
+def _experts(name: str, stored: Mapping[str, _Tensor]) -> Iterator[tuple[str, _Tensor]]:
+    """Yield a fused tensor's experts under the names that they have one by one; any other as it is.
+
+    Fused are `experts.gate_up_proj` (experts, 2 x width, hidden), gate above up, and
+    `experts.down_proj`. Those with a bias are fused in all folders, and otherwise laid out.
+    """
+    tensor, (stem, _, leaf) = stored[name], name.rpartition(".")
+    letters = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.get(leaf, ())
+    is_fused = stem.endswith(".experts") and len(tensor.shape) == 3 and f"{name}_bias" not in stored
+    if not letters or not is_fused or tensor.shape[1] % len(letters):
+        yield name, tensor
+        return
+    num_experts, height, width = tensor.shape
+    size = (tensor.end - tensor.begin) // (num_experts * len(letters))
+    shape = [height // len(letters), width]
+    for number in range(num_experts * len(letters)):
+        expert, letter = divmod(number, len(letters))
+        begin = tensor.begin + number * size
+        part = tensor._replace(begin=begin, end=begin + size, shape=shape)
+        yield f"{stem}.{expert}.{letters[letter]}_proj.weight", part
 
 
 def _sample(tensor: _Tensor, dtype: str) -> bytes:

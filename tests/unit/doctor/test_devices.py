@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,11 +101,26 @@ def test_a_start_says_what_gpus_are_for_and_refuses_one_that_is_not_there(
     words = [f"--run.dir={tmp_path / 'run'}", "--broker.port=0"]
     install_smi(tmp_path, monkeypatch, LISTED)
     preflight(load([DEMO], words), told.append)
-    (line,) = told
+    (line,) = [line for line in told if line.startswith("GPUs: ")]
     assert "every role computes on the CPU; to use it: `rlstreams init DIR" in line
     assert "NVIDIA H100 80GB HBM3" in line
     with pytest.raises(ConfigError, match=r"none for trainer\.device = cuda:2.*name one that is"):
         preflight(load([DEMO], [*words, "--trainer.device=cuda:2"]))
+
+
+def test_a_start_says_what_two_roles_need_that_do_not_fit_on_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum, and what to lower: not the first allocation that fails, minutes later."""
+    told: list[str] = []
+    both = [f"--{role}.device=cuda:0" for role in ("trainer", "logprob")]
+    install_smi(tmp_path, monkeypatch, "0, GPU-aaaa-1, NVIDIA T4, 700, 800\n")
+    preflight(load([DEMO], [f"--run.dir={tmp_path / 'run'}", *both]), told.append)
+    (line,) = [line for line in told if "gpu 0 memory" in line]
+    assert re.match(
+        r"warning: gpu 0 memory: logprob 0\.5 \+ trainer 0\.5 GB .* it has 0\.8 GB", line
+    )
+    assert "logprob.device on another GPU, lower logprob.versions_held" in line
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,20 @@ def test_a_start_on_a_disk_without_room_is_warned_of(
     assert [line for line in told if re.match(r"warning: [\d.]+ GB free at .*; free some, ", line)]
 
 
+def test_a_folder_for_kernels_that_cannot_be_made_is_told_before_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its variable: each role would fail as it imports torch."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    assert [Level.OK] == [check.level for check in machine.compiler_cache()]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file/below"))
+    with pytest.raises(
+        ConfigError, match=r"TORCHINDUCTOR_CACHE_DIR is .*cannot be made .*; name a"
+    ):
+        preflight(demo(tmp_path))
+
+
 def test_jars_that_are_not_cached_are_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

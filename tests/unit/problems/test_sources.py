@@ -148,3 +148,11 @@ def test_a_table_that_a_power_cut_left_is_made_anew(tmp_path: Path, damage: byte
     kept.write_bytes(damage)
     assert wanted == everything(problems(train=file).train)
     assert before.st_size == kept.stat().st_size
+
+
+def test_a_cache_that_cannot_be_written_is_not_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """The rows of a Parquet file are kept in the cache folder, which may be another disk's."""
+    (tmp_path / "cache").write_text("in the place of a folder")
+    told = r"data\.train: the table of its rows cannot be kept in .*tables \(.*RLSTREAMS_CACHE"
+    with pytest.raises(ConfigError, match=told):
+        problems(train=parquet(tmp_path / "rows.parquet", ROWS))

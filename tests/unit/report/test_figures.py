@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import pytest
 
 from rlstreams.show.metrics.figures import NONE, of_run, of_step, parted
 from rlstreams.show.report.facts import SUMMARY, summary
@@ -37,6 +40,19 @@ def test_a_step_shows_its_divergence_from_a_reference_where_it_has_one() -> None
     line = [text for text in PlainLines().new(shown) if text.startswith("step ")][-1]
     assert "KL 0.0034  KL from reference 0.038  " in line
     assert "KL from reference 0.038" in "\n".join(drawn(shown))
+
+
+@pytest.mark.parametrize(
+    ("loss", "kl", "shown"),
+    [(-4e-9, 9e-13, ("0", "0")), (-2e-6, 6e-7, ("-2e-06", "6e-07")), (math.nan, 0.0, ("nan", "0"))],
+)
+def test_what_rounding_alone_makes_is_shown_as_0(
+    loss: float, kl: float, shown: tuple[str, str]
+) -> None:
+    """The first step of a run samples and trains the same weights: its KL is noise."""
+    point = full_input().views.run.steps[-1]
+    found = of_step(replace(point, loss=loss, metrics={**point.metrics, "kl": kl}))
+    assert (found["loss"].value, found["kl"].value) == shown
 
 
 def test_page_and_report_lay_out_all_of_them() -> None:

@@ -14,6 +14,7 @@ from rlstreams.show.metrics.prometheus import families
 from rlstreams.streams.log.record import Position
 from rlstreams.streams.views.cost import CostState
 from rlstreams.streams.views.feed import Views
+from rlstreams.streams.workers import Death
 from rlstreams.up.supervisor.summary import cost_lines
 from tests import factories
 from tests.factories import NOW_MS
@@ -166,3 +167,16 @@ def test_before_the_first_step_nothing_is_claimed() -> None:
     assert cost_lines(state) == ()
     told = [figure.value for figure in of_cost(replace(state, cost=CostState()))]
     assert told == ["-", "-"]
+
+
+def test_a_clock_that_was_set_back_makes_no_time_below_zero() -> None:
+    """The return is counted; the hour that lies between two clocks is no time of it."""
+    deaths = tuple(
+        Death(worker="rollout-0", role="rollout", instance="r1", at_ms=at(0), worked_ms=at(seconds))
+        for seconds in (3, -3597)
+    )
+    (found,) = CostState(deaths=deaths).comebacks.values()
+    assert (0, 3.0, 3.0) == (found.away, found.median_s, found.worst_s)
+    (unknown,) = CostState(deaths=deaths[1:]).comebacks.values()
+    assert unknown.away == 0
+    assert math.isnan(unknown.median_s)

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from rlstreams.streams.views.pace import bottleneck, pace, pace_line, shortage
+from rlstreams.streams.views.pace import (
+    bottleneck,
+    not_replayed,
+    pace,
+    pace_line,
+    shortage,
+    warnings,
+)
 from rlstreams.streams.views.run import StepPoint
 
 FIGURES = {
@@ -114,3 +121,14 @@ def test_memory_that_runs_short_is_told() -> None:
     assert shortage(made(3)) == shortage(made(3, gpu_free_gb=20.0)) == ""
     assert "0.5 GB left" in shortage(made(3, gpu_free_gb=0.5))
     assert "6 times in 3 steps" in shortage(made(3, gpu_free_gb=20.0, gpu_alloc_retries=2.0))
+
+
+def test_replay_without_a_recorded_route_is_told() -> None:
+    """Once no step of several had any: an answer may be without, and a run without replay says
+    nothing of it."""
+    assert not_replayed(made(3)) == not_replayed(made(2, routing_recorded=0.0)) == ""
+    assert not_replayed(made(3, routing_recorded=0.4)) == ""
+    told = not_replayed(made(3, routing_recorded=0.0))
+    assert "reported no routed experts" in told
+    assert "trainer.routing_replay" in told
+    assert [told] == list(warnings(made(3, routing_recorded=0.0)))

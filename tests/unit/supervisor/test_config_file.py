@@ -17,6 +17,7 @@ from rlstreams.up.supervisor.up import up
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
+from rlstreams.workers.loop.control import PAUSED, RUNNING, ControlFollower, desired
 from tests.factories import step_completed, trainer_started
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -89,12 +90,28 @@ def test_a_refused_start_changes_nothing(
     assert not any(bus.ends(CONTROL.name).values())
 
 
+@pytest.mark.parametrize(("is_since", "state"), [(False, RUNNING), (True, PAUSED)])
+def test_a_pause_while_up_reads_the_log_is_not_taken_back(
+    bus: MemoryBus, tmp_path: Path, *, is_since: bool, state: str
+) -> None:
+    """The operator was told that the run pauses; a pause of an earlier `up` is over."""
+    config = config_of(tmp_path)
+    begun = bus.ends(CONTROL.name)
+    with bus.producer("control") as producer:
+        producer.commit([outgoing(CONTROL, desired("run", PAUSED, by="operator"))])
+    before = bus.ends(CONTROL.name)
+    module._say_running(bus, config, begun if is_since else before)
+    assert ControlFollower(bus).caught_up().state == state
+    assert bus.ends(CONTROL.name) != before, "`up` itself reads what comes now"
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         ("recording/manifest.json", "recording is a recording"),
         ("checkpoints/000001-00000005/manifest.json", "checkpoints is a folder of checkpoints"),
         ("weights/v000001-abc.safetensors", "weights is a folder of weight versions"),
+        ("model/config.json", "model has a config.json that is of no run"),
         ("file", "file is a file"),
         ("file/below", "file is a file"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,7 +163,7 @@ def test_who_was_killed_did_not_fail(
 
 def test_a_full_disk_is_waited_for_with_a_deadline() -> None:
     """Neither a crash loop nor the third failure; then the end, with the cause in the sentence."""
-    one = RestartPolicy("trainer-0", "trainer.0", room_s=60.0)
+    one = RestartPolicy("trainer-0", "trainer.0", room_s=60.0, folder=Path("runs/demo"))
     cause = "OSError: [Errno 28] No space left on device"
     found = [
         ended(one, 1, 100.0 + now_s, committed=False, cause=cause, is_disk_full=True)
@@ -171,7 +172,7 @@ def test_a_full_disk_is_waited_for_with_a_deadline() -> None:
     assert [Action.RESTART] * 5 + [Action.STOP] == [decision.action for decision in found]
     assert found[1].delay_s > found[0].delay_s
     assert all(cause in decision.reason for decision in found)
-    assert "waiting for room on the disk, at most 1 s" in found[4].reason
+    assert "waiting for room on the disk under runs/demo, at most 1 s" in found[4].reason
     ended(one, 1, 200.0, committed=True)
     again = ended(one, 1, 200.0, committed=False, cause=cause, is_disk_full=True)
     assert Action.RESTART is again.action

@@ -93,3 +93,34 @@ def test_the_type_of_a_file_is_no_other_model(
     claim = trainer_started(config=resolved_json(begun), hashes=hashes_of(begun))
     with pytest.raises(ConfigError, match="has other weights") if is_refused else nullcontext():
         refuse_other_model(now, claim)
+
+
+def test_experts_that_are_fused_are_the_same_model(tmp_path: Path) -> None:
+    """In either form and type; another number in one of them is another model."""
+    gate_up = torch.arange(4 * 6 * 8, dtype=torch.float32).reshape(4, 6, 8)
+    down = -torch.arange(4 * 8 * 3, dtype=torch.float32).reshape(4, 8, 3)
+    stem = "model.layers.0.mlp.experts"
+    fused = {f"{stem}.gate_up_proj": gate_up, f"{stem}.down_proj": down}
+    single = {f"{stem}.{n}.down_proj.weight": down[n] for n in range(4)}
+    for n in range(4):
+        single |= {
+            f"{stem}.{n}.gate_proj.weight": gate_up[n, :3],
+            f"{stem}.{n}.up_proj.weight": gate_up[n, 3:],
+        }
+    other = {**single, f"{stem}.2.up_proj.weight": gate_up[2, 3:] + 1}
+    biased = {f"{name}_bias": torch.zeros(4, 8) for name in fused}
+    forms = {
+        "fused": fused,
+        "single": single,
+        "bfloat16": {name: tensor.bfloat16() for name, tensor in fused.items()},
+        "other": other,
+        "biased": fused | biased,
+    }
+    found = {}
+    for name, tensors in forms.items():
+        (tmp_path / name).mkdir()
+        whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
+        save_file(whole, tmp_path / name / "model.safetensors")
+        found[name] = weights_digest(str(tmp_path / name), "float32")
+    assert found["fused"] == found["single"] == found["bfloat16"]
+    assert 3 == len({found[name] for name in ("single", "other", "biased")})

@@ -11,6 +11,8 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.run.run_lock import LOCK_FILE, locked_run
 from rlstreams.up.supervisor import up
+from rlstreams.up.supervisor.fault_hook import UpOptions
+from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
 
 
@@ -21,6 +23,30 @@ def test_a_folder_has_one_owner_at_a_time(tmp_path: Path) -> None:
         pytest.fail("held twice")
     with locked_run(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("run_id", "told"), [("run", r"in use by another .*process \d+\)"), ("new", "of run 'run'")]
+)
+def test_a_folder_that_is_taken_is_told_before_the_checks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_id: str, told: str
+) -> None:
+    """Model, data and verifier are looked at for seconds."""
+    run = RunConfig(run=RunSection(id="run", dir=str(tmp_path)))
+    (tmp_path / "config.json").write_text(resolved_json(run))
+    wanted = RunConfig(run=RunSection(id=run_id, dir=str(tmp_path)))
+    options = UpOptions(config=wanted, command="up", is_resumed=True, is_live=False)
+    monkeypatch.setattr(up, "preflight", lambda *_: pytest.fail("checked"))
+    with locked_run(tmp_path), pytest.raises(ConfigError, match=told):
+        up.up(options)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_its_field() -> None:
+    """No file can be made below /proc, by root either."""
+    folder = Path("/proc/self")
+    told = r"^run\.dir: /proc/self cannot be written \("
+    with pytest.raises(ConfigError, match=told), locked_run(folder):
+        pytest.fail("held")
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_its_field(tmp_path: Path) -> None:
