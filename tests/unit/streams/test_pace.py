@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlstreams.streams.views.pace import bottleneck, pace, pace_line, shortage
+from rlstreams.streams.views.pace import CURES, bottleneck, pace, pace_line, shortage
 from rlstreams.streams.views.run import StepPoint
 
 FIGURES = {
@@ -100,6 +100,14 @@ def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
     assert line.endswith(bottleneck(steps))
     assert ", padding 1.10; " in line
     assert "" == pace_line(steps[:1]) == bottleneck(steps[:1])
+
+
+def test_whoever_is_waited_for_most_of_a_step_is_said_how_to_be_faster() -> None:
+    """A quarter of a step is none of that; of two waits the longer one counts."""
+    assert bottleneck(made(3, wait_samples_s=0.5)).endswith("of 2.00 s a step")
+    slots = bottleneck(made(3, wait_samples_s=1.1, wait_scores_s=0.2))
+    assert slots.endswith(CURES["samples"])
+    assert bottleneck(made(3, wait_samples_s=0.2, wait_scores_s=1.1)).endswith(CURES["scores"])
 
 
 def test_what_is_sampled_and_not_trained_is_told() -> None:
