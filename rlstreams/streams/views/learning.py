@@ -46,7 +46,7 @@ CERTAIN = 0.1  # entropy over that of the first steps
 COLD = 0.02  # nats a token: answers to a prompt are nearly all the same one
 HOT = 1.3  # temperature: above it a model says what it finds unlikely
 FELL = 0.6  # spreads of the reward: no other rows explain such a fall
-OLD = 3.0  # versions: staleness that is the first thing to lower
+OLD = 2.0  # versions: staleness that is the first thing to lower
 FEW_SAMPLES = 64  # of a step: a mean of fewer is mostly noise
 _AGAIN = "begin again, or branch off an earlier step (rlstreams replay branch)"
 
@@ -90,13 +90,14 @@ def is_cut(facts: LearningFacts) -> Hindrance | None:
 def moves_too_far(facts: LearningFacts) -> Hindrance | None:
     """The policy leaves that of its samples within a few versions."""
     newest = facts.steps[-PEAK_STEPS:]
-    if min(p.metrics.get("kl", 0.0) for p in newest) < FAR_KL:
+    least = min(p.metrics.get("kl", 0.0) for p in newest)
+    if mean_of(newest, "kl") < FAR_KL or least < FAR_KL / 2:
         return None
     return Hindrance(
         cause="the policy moves too far",
         evidence=f"in the last {PEAK_STEPS} steps it was {mean_of(newest, 'kl'):.2g} nats a token "
         f"from the one that sampled ({FAR_KL:g} is much)",
-        cure=f"{_slower(facts, newest)}, and {_AGAIN}",
+        cure=f"{_slower(facts, newest)}: --resume with it while the reward holds, else {_AGAIN}",
     )
 
 
@@ -191,7 +192,8 @@ def too_alike(facts: LearningFacts) -> Hindrance | None:
 
 def _alike_cure(facts: LearningFacts, newest: Sequence[StepPoint]) -> str:
     """Why groups are alike, by entropy, group size and reward; with what to change."""
-    entropy, first = mean_of(newest, "entropy"), mean_of(facts.steps[:FLAT_STEPS], "entropy")
+    first = mean_of(facts.steps[:FLAT_STEPS], "entropy")
+    entropy = mean_of(newest[-FLAT_STEPS:], "entropy")
     if first >= COLD and entropy < CERTAIN * first:
         return (
             f"the policy became certain, entropy went from {first:.2g} to {entropy:.2g} nats: "

@@ -20,6 +20,7 @@ RUNS: Mapping[str, Any] = json.loads(
 SOUND = ("healthy0",)
 FIRST: Mapping[str, tuple[int, str, str]] = {  # step, cause, and what its cure names
     "lr100": (3, "the policy moves too far", "lower trainer.optimizer.lr (now 0.02)"),
+    "lr10": (4, "the policy moves too far", "lower trainer.optimizer.lr (now 0.002)"),
     "lr001": (16, "the policy hardly moves", "raise trainer.optimizer.lr (now 2e-06)"),
     "rare": (4, "nothing can be learnt", "or are the rows too hard?"),
     "half": (10, "most of a batch teaches nothing", "trainer.equal_rewards = 'drop'"),
@@ -80,3 +81,61 @@ def _as_recorded(run: Mapping[str, Any], name: str) -> dict[str, Any]:
         "held_out": [[at["step"], *at["accuracy"]["all"]] for at in run["curve"]],
         "is_accuracy": True,
     }
+
+
+def flat(num: int, **changes: Any) -> dict[str, Any]:
+    """A run whose reward goes up and down around a quarter, with nothing else to be seen."""
+    rewards = [0.25 + (0.03, -0.04, 0.01)[n % 3] for n in range(num)]
+    return _as_recorded({"reward": rewards, "samples": 256, "curve": []}, "") | {
+        "dropped": [0] * num,
+        "held_out": [[0, 0.25, 256], [20, 0.24, 256], [40, 0.26, 256]],
+        **changes,
+    }
+
+
+def test_a_reward_that_stays_is_said_after_sixty_steps() -> None:
+    """With the likeliest reason; where held-out rows gain, or harder groups are left, with none."""
+    ((step, said),) = said_of(flat(61))
+    assert (60, "the reward does not rise") == (step, said.partition(":")[0])
+    assert "raise trainer.optimizer.lr by 3" in said
+    few = said_of(flat(60, num_samples=4))[-1][1]
+    assert "4 samples a step are mostly noise: raise trainer.groups_per_step" in few
+    hot = said_of(flat(60, config={"rollout.temperature": 1.5}))[-1][1]
+    assert "lower rollout.temperature (now 1.5)" in hot
+    gains = [[0, 0.25, 256], [40, 0.4, 256]]
+    assert [] == said_of(flat(60, held_out=gains))
+    assert [] == said_of(flat(60, held_out=[], dropped=[1] * 60))
+
+
+def test_a_policy_that_moves_too_far_is_told_of_its_old_samples_first() -> None:
+    """And of each setting that makes a batch count more than once."""
+    far = flat(3)
+    far["metrics"]["kl"] = [0.0, 0.2, 0.2]
+    config = {"trainer.max_staleness": 8, "trainer.minibatches": 4, "trainer.optimizer.lr": 1e-5}
+    ((step, said),) = said_of(far | {"staleness": [4.0] * 3, "config": config})
+    assert 3 == step
+    assert (
+        "lower trainer.max_staleness (now 8), then lower trainer.optimizer.lr (now 1e-05), to a "
+        "third or less, then lower trainer.minibatches (now 4): --resume"
+    ) in said
+    far["metrics"]["kl"] = [0.0, 0.9, 0.01]
+    assert [] == said_of(far), "one step of two may be chance"
+
+
+def test_groups_are_alike_for_a_reason_that_entropy_tells() -> None:
+    """A policy that became certain, one that never wavered, and few answers to a prompt."""
+    alike = flat(10, config={"prompts.group_size": 2})
+    alike["metrics"]["equal_reward_groups"] = [0.9] * 10
+
+    def said(entropy: list[float]) -> str:
+        alike["metrics"]["entropy"] = entropy
+        return said_of(alike)[-1][1]
+
+    assert "the policy became certain, entropy went from 0.6 to 0.001" in said(
+        [0.6] * 3 + [1e-3] * 7
+    )
+    assert "raise rollout.temperature" in said([0.01] * 10)
+    assert "raise prompts.group_size (now 2)" in said([0.6] * 10)
+    solved = alike | {"reward": [0.99] * 10}
+    solved["metrics"]["reward_std"] = [0.1] * 10
+    assert [] == said_of(solved), "rows that are solved need no cure"
