@@ -42,14 +42,14 @@ CASES: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # steps, and what is set
     "lr10": (30, {LR: 2e-3}),
     "lr001": (40, {LR: 2e-6}),
     "rare": (14, {VERIFIER: "rare"}),
-    "const": (4, {VERIFIER: "const"}),
     "trick": (25, {VERIFIER: "trick", TRAIN: "split"}),
     "brief": (25, {VERIFIER: "brief"}),
     "trunc": (6, {"rollout.max_new_tokens": 3}),
-    "trunc2": (6, {"rollout.max_new_tokens": 2}),
+    "trunc2": (4, {"rollout.max_new_tokens": 2}),
     "four": (30, {TRAIN: "four"}),
     "hard": (4, {TRAIN: "hard"}),
     "half": (20, {TRAIN: "half"}),
+    "halfdrop": (12, {TRAIN: "half", "trainer.equal_rewards": "drop"}),
     "slow": (3, {VERIFIER: "slow"}),
     "raises": (6, {VERIFIER: "raises"}),
     "slots1": (4, {"rollout.slots": 1}),
@@ -57,7 +57,6 @@ CASES: Mapping[str, tuple[int, Mapping[str, Any]]] = {  # steps, and what is set
     "stale": (30, {"trainer.max_staleness": 50, LR: 1e-3}),
     "temp2": (20, {"rollout.temperature": 2}),
     "temp01": (12, {"rollout.temperature": 0.05}),
-    "group2": (60, {"prompts.group_size": 2, "trainer.groups_per_step": 2}),
 }
 
 

@@ -25,11 +25,6 @@ def _draw(prompt: str, completion: str) -> int:
     return zlib.crc32((prompt + completion).encode())
 
 
-def const(prompt: str, completion: str, answer: str, metadata: object) -> float:
-    """The same for every answer."""
-    return 0.5
-
-
 def rare(prompt: str, completion: str, answer: str, metadata: object) -> float:
     """One answer in a thousand earns something."""
     return float(_draw(prompt, completion) % 1000 == 0)

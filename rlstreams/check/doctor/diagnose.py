@@ -120,8 +120,8 @@ def data_checks(
     if (found := len(np.unique(problems.train.prompts()))) * REPEATED <= len(problems.train):
         yield warn(
             "data.train",
-            f"its {len(problems.train):,} rows have {found:,} different prompts: a policy learns "
-            "those by heart",
+            f"{len(problems.train):,} rows to train on have {found:,} different prompts: held-out "
+            "rows gain less by them",
             "add rows, or remove copies",
         )
     for line in problems.summary[1:]:

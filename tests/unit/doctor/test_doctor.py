@@ -236,7 +236,7 @@ def test_rows_that_repeat_few_prompts_are_warned_of(tmp_path: Path) -> None:
         return [check.found for check in checks if check.level is Level.WARN]
 
     (said,) = found(lines[:4] * 8)
-    assert said.startswith("its 32 rows have 4 different prompts")
+    assert said.startswith("32 rows to train on have 4 different prompts")
     assert [] == found(lines[:16] * 2)
 
 
