@@ -257,8 +257,8 @@ def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
 
 
 def footer(given: LiveInput, width: int) -> RenderableType:
-    """The newest message, or what keeps the run from learning, in up to `_NEWS_ROWS` rows; the pace
-    of the last steps; and the key that drains the run.
+    """The newest message, and what keeps the run from learning, in up to `_NEWS_ROWS` rows; the
+    pace of the last steps; and the key that drains the run.
 
     Dead letters, if there are any, stand above.
     """
@@ -277,8 +277,14 @@ def footer(given: LiveInput, width: int) -> RenderableType:
 
 
 def _news(given: LiveInput, width: int) -> list[str]:
-    text = given.message or shortage(given.views.run.steps) or str(hindrance(given.views) or "")
-    return wrap(visible(text), max(20, width - 2), max_lines=_NEWS_ROWS, placeholder=" \u2026")
+    found = shortage(given.views.run.steps) or str(hindrance(given.views) or "")
+    # A message stays until the next one: it may not hide what keeps the run from learning.
+    rooms = (1 if found else _NEWS_ROWS, _NEWS_ROWS - bool(given.message))
+    return [
+        row
+        for text, room in zip((given.message, found), rooms, strict=True)
+        for row in wrap(visible(text), max(20, width - 2), max_lines=room, placeholder=" \u2026")
+    ]
 
 
 def footer_rows(given: LiveInput, width: int) -> int:

@@ -221,6 +221,9 @@ def test_what_keeps_a_run_from_learning_is_read_whole() -> None:
     shown = " ".join(row.strip() for row in rows)
     assert str(hindrance(given.views)) in shown
     assert "Ctrl-C" in rows[-1]
+    killed = drawn(replace(given, message="rollout-1 killed with SIGKILL"))
+    assert "killed with SIGKILL" in killed[-6]
+    assert "nothing can be learnt: in the last 3 steps" in killed[-5]
     assert drawn(given, width=40)[-3].rstrip().endswith("\u2026")
 
 
