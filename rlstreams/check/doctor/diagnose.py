@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 
 import msgspec
+import numpy as np
 
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level, fail, ok, probed, warn
 from rlstreams.check.doctor.devices import (
@@ -32,9 +34,13 @@ from rlstreams.check.doctor.model import (
     read_model,
 )
 from rlstreams.streams.addresses import is_loopback
+from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker
+from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.views.feed import Feed, Views
+from rlstreams.streams.views.learning import hindrance
+from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker, place_of
 from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.engine import VISIBLE
@@ -49,6 +55,7 @@ from rlstreams.workers.rollout.turns import make_environment
 from rlstreams.workers.rollout.verifiers import make_verifier
 from rlstreams.workers.sandbox.reward import AnswerToJudge, RewardError
 
+REPEATED = 4  # rows of a prompt, on average: copies beyond chance
 # Roles that resolve the secrets of a section; every role resolves those of other sections.
 _READERS: Mapping[str, tuple[str, ...]] = {
     "data": ("prompts", "trainer"),
@@ -111,6 +118,13 @@ def data_checks(
     """
     problems = open_problems(config.data, prompt_encoder(config), model.longest, progress)
     yield ok("data.train", problems.summary[0])
+    if (found := len(np.unique(problems.train.prompts()))) * REPEATED <= len(problems.train):
+        yield warn(
+            "data.train",
+            f"{len(problems.train):,} rows to train on have {found:,} different prompts: held-out "
+            "rows gain less by them",
+            "add rows, or remove copies",
+        )
     for line in problems.summary[1:]:
         yield ok("data.held_out", line)
     if problems.held_out is None:
@@ -180,7 +194,33 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
         checks += probed("engine", lambda: engine_checks(config, host, has_model=is_here))
     if host.has("rollout"):
         checks += probed("verifier", lambda: verifier_check(config, has_data=not host.is_alone))
-    return [*checks, *_broker(config, host, bootstrap)]
+    of_broker = _broker(config, host, bootstrap)
+    is_up = bool(bootstrap or config.broker.bootstrap)
+    if is_up and not host.is_alone and all(c.level is not Level.FAIL for c in of_broker):
+        of_broker += probed("learning", lambda: _learning(config))
+    return [*checks, *of_broker]
+
+
+def _learning(config: RunConfig) -> Check | None:
+    from rlstreams.streams.run.open_run import NoRunError, open_run
+
+    try:
+        with open_run(place_of(config)) as log:
+            return learning_check(log.bus)
+    except NoRunError:
+        return None
+
+
+def learning_check(bus: Bus) -> Check | None:
+    """The cause that keeps a run from learning, by its steps alone; None: it made no step."""
+    views = Views()
+    with closing(Feed(bus, views, (STEPS,))) as feed:
+        feed.catch_up()
+    state = views.state
+    if found := hindrance(state):
+        return warn("learning", f"{found.cause}: {found.evidence}", found.cure)
+    num = len(state.run.steps)
+    return ok("learning", f"nothing is seen in {num:,} steps that keeps it back") if num else None
 
 
 def _folder(config: RunConfig, host: Host) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from rlstreams.schemas.events import Prompt
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
-from rlstreams.streams.views.pace import NEVER_REWARDED
+from rlstreams.streams.views.learning import NEVER_REWARDED
 from rlstreams.words.screen import visible
 from rlstreams.workers.bootstrap.sampling import builtin_engine, sampler_of
 from rlstreams.workers.config.hub import model_folder

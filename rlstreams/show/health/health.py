@@ -30,7 +30,10 @@ from rlstreams.streams.log.topics import (
     STEPS,
     WORKER_EVENTS,
 )
+from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.folds import Folds
+from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.run import RunView
 from rlstreams.streams.views.stalls import StallFacts, diagnose, told
 from rlstreams.streams.workers import JOINING, SILENT_S
 from rlstreams.workers.config.run import RunConfig
@@ -52,6 +55,7 @@ class RunHealth:
     policy_version: int
     since_last_step_s: float  # only time that counts
     unreadable: int  # records
+    learning: str = ""  # what keeps it from learning, by its steps; no problem of its health
 
 
 class HealthWatch:
@@ -80,6 +84,7 @@ class HealthWatch:
         self._clock_ms = clock_ms or SteadyClock()
         self._monotonic_s = monotonic_s
         self._folds = Folds(group_size=config.prompts.group_size)
+        self._run = RunView(self._folds.ledger)
         self._poison = PoisonWatch(config, self._folds)
         self._clock = StallClock()
         self._live_s: float | None = None  # since when the log is read to its end
@@ -141,6 +146,7 @@ class HealthWatch:
             policy_version=state.ledger.policy_version,
             since_last_step_s=round(self._clock.waited_s, 1),
             unreadable=self._num_unreadable,
+            learning=str(hindrance(ViewState(run=self._run.state)) or ""),
         )
 
     def _silent_s(self) -> dict[str, float]:

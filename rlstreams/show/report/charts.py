@@ -10,7 +10,6 @@ from typing import Any
 
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.fold import RunFold
-from rlstreams.show.report.rows import truncated_share
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import PARTS
 from rlstreams.streams.views.run import StepPoint
@@ -132,10 +131,8 @@ def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dic
     """
     state = fold.state
     steps = state.run.steps
-    with fold.lock:
-        truncated = {p.step: truncated_share(fold.samples, p.step) for p in steps if p.step > after}
     rows = [
-        (p, {**_derived(steps, n, p), "truncated": truncated[p.step]})
+        (p, {**_derived(steps, n, p), "truncated": state.cut.get(p.step)})
         for n, p in enumerate(steps)
         if p.step > after
     ]

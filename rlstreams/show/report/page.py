@@ -19,7 +19,7 @@ from rlstreams.show.report.html import short as number
 from rlstreams.show.report.rows import histogram, newest_group
 from rlstreams.streams.audit.report import AuditReport
 from rlstreams.streams.views.dead import list_command
-from rlstreams.streams.views.pace import nothing_to_learn
+from rlstreams.streams.views.learning import hindrance
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.workers import Restart
 from rlstreams.words.sample_detail import SampleDetail
@@ -86,7 +86,7 @@ def render_report(given: ReportInput) -> str:
         redone=redone_lines(state.run.redone),
         charts=_with_numbers(chart_values(found)),
         pace=facts.pace_of(state),
-        warning=nothing_to_learn(state.run.steps),
+        hindrance=hindrance(state),
         problems=_problems(given),
         samples=[_sample(given, label, detail) for label, detail in given.samples],
         group=_group(given),

@@ -42,12 +42,6 @@ class Wanted:
         )
 
 
-def truncated_share(samples: Samples, step: int) -> float | None:
-    """Share of the step's samples that were cut at their length; None before they were read."""
-    known = samples.known[step]
-    return samples.truncated[step] / known if known else None
-
-
 def of_step(samples: Samples, step: int) -> list[Sample]:
     """The batch of a step, in its order."""
     return sorted((s for s in samples if s.step == step), key=lambda sample: sample.place)

@@ -18,7 +18,8 @@ from rlstreams.show.report.rows import Wanted, find, of_step, siblings
 from rlstreams.show.web.reading import RunReader
 from rlstreams.show.web.session import shown_session
 from rlstreams.streams.lineage.receipt import receipt
-from rlstreams.streams.views.pace import bottleneck, nothing_to_learn
+from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.pace import bottleneck
 from rlstreams.words.causes import causes
 from rlstreams.words.dialogue import words_of
 from rlstreams.words.receipt_text import receipt_lines
@@ -72,7 +73,7 @@ def run(reader: RunReader, _: Query, all_runs: Sequence[str]) -> str:
     progress, costs = parted(of_run(state, kills=kills))
     return _page(
         reader, "", "run.html", "run", all_runs=all_runs, has_charts=True, state=state,
-        answers=_newest_answers(reader), warning=nothing_to_learn(state.run.steps),
+        answers=_newest_answers(reader), hindrance=hindrance(state),
         figures=progress, costs=costs, agents=of_agents(state),
         facts=facts.facts(state),
         pace=facts.pace_of(state),

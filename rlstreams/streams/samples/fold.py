@@ -313,8 +313,8 @@ class Samples:
             return
         group.trained |= bit
         self.spent.trained(group, ref.sample)
-        if self._keeps == OPEN or (sample := self._sample(group, ref.sample)) is None:
-            return  # its group closes with this step
+        if (sample := self._sample(group, ref.sample)) is None:
+            return
         sample.step, sample.place, sample.advantage = event.step, place, ref.advantage
         sample.staleness = event.policy_version - 1 - ref.oldest_policy_version
         if sample.tokens is None:

@@ -38,7 +38,7 @@ from rlstreams.streams.views.evaluation import (
     SamplesState,
     evaluation,
 )
-from rlstreams.streams.views.flow import FlowState, flow, oldest
+from rlstreams.streams.views.flow import FlowState, cut_shares, flow, oldest
 from rlstreams.streams.views.folds import Folds
 from rlstreams.streams.views.run import RunState, RunView
 from rlstreams.streams.views.workers import PullsState, ThroughputState, pulls, throughput
@@ -76,6 +76,7 @@ class ViewState:
     dead: DeadState = field(default_factory=DeadState)
     agents: tuple[AgentState, ...] = ()  # empty: the run has none, or `calls` is not read
     cost: CostState = field(default_factory=CostState)
+    cut: Mapping[int, float] = field(default_factory=dict)  # share of truncated answers, by step
 
     @property
     def held_out(self) -> tuple[tuple[int, float], ...]:
@@ -139,6 +140,7 @@ class Views:
             dead=dead(self.samples),
             agents=self._agents.state,
             cost=cost(run, self.samples, self.workers),
+            cut=cut_shares(self.samples),
         )
 
 

@@ -69,3 +69,9 @@ def oldest(samples: Samples, waiting: Mapping[str, int]) -> Mapping[str, int]:
         SCORED.name: sampled[:num_scored],
     }
     return {topic: min(times) for topic, times in by_topic.items() if times}
+
+
+def cut_shares(samples: Samples) -> Mapping[int, float]:
+    """Return the share of a step's answers that were cut at their length, by step; a step whose
+    samples were not read is missing."""
+    return {step: samples.truncated[step] / num for step, num in samples.known.items() if num}

@@ -9,11 +9,6 @@ from itertools import pairwise
 from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.views.run import StepPoint
 
-FLAT_STEPS = 3  # steps in a row without a signal, which is then no chance
-NEVER_REWARDED = (
-    "is it their form (data.template, data.few_shot, a warm-up), their length "
-    "(rollout.max_new_tokens), or are the rows too hard?"
-)
 STEPS = 10  # steps that a mean is over
 # Metrics of a step with the seconds of each part, in their order in a step, and their names.
 PARTS = {
@@ -25,9 +20,15 @@ PARTS = {
     "hash_s": "hash",
     "publish_s": "publish",
 }
+CURES = {  # who is waited for for most of a step, and what makes it faster
+    "samples": "raise rollout.slots or rollout.workers, or, where rollout waits for rewards, "
+    "reward.processes",
+    "scores": "raise logprob.workers or logprob.token_budget, or give it a GPU",
+}
 MEASURED = frozenset({*PARTS, "train_s", "mfu", "gpu_free_gb", "gpu_alloc_retries"})
 """Metrics that may differ in a step that is done again: measured times and memory."""
 _FEW = 0.05  # negligible share of a step, or of the groups
+_MOST = 0.5  # share of a step: whoever is waited for so long decides the speed of the run
 _SHORT_GB = 1.0  # free memory below which a GPU is short of it
 
 
@@ -124,27 +125,9 @@ def bottleneck(steps: Sequence[StepPoint]) -> str:
     if not waited:
         return f"nobody holds the trainer back: it works {found.train_s:.2f} s {of}"
     waits = " and ".join(f"{waited[what]:.2f} s for {what}" for what in waited)
-    return f"the trainer waits {waits}, {of}"
-
-
-def nothing_to_learn(steps: Sequence[StepPoint]) -> str:
-    """Return a warning that the last steps had no signal; "": they had, or are too few."""
-    newest = steps[-FLAT_STEPS:]
-    if len(newest) < FLAT_STEPS:
-        return ""
-    is_flat = all(p.metrics.get("reward_std", 1.0) == 0.0 for p in newest)
-    if not is_flat and any(p.metrics.get("equal_reward_groups", 0.0) < 1.0 for p in newest):
-        return ""
-    rewards = {p.reward for p in newest}
-    same, cause = f"every answer was rewarded with {newest[-1].reward:g}", ""
-    if is_flat and rewards == {0.0}:
-        cause = f" {NEVER_REWARDED}"
-    if not (is_flat and len(rewards) == 1):
-        same = "all answers to the same prompt were rewarded alike"
-    return (
-        f"nothing can be learnt: in the last {FLAT_STEPS} steps {same}, so one answer is as good "
-        f"as another;{cause} read some: rlstreams inspect --step {newest[-1].step} RUN"
-    )
+    longest = max(waited, key=lambda what: waited[what])
+    cure = f": {CURES[longest]}" if waited[longest] > _MOST * found.step_s else ""
+    return f"the trainer waits {waits}, {of}{cure}"
 
 
 def shortage(steps: Sequence[StepPoint]) -> str:
@@ -161,22 +144,3 @@ def shortage(steps: Sequence[StepPoint]) -> str:
         f"again {retries:.0f} times in {len(newest)} steps; lower trainer.micro_batch_tokens, or "
         "see who else is on the GPU"
     )
-
-
-def not_replayed(steps: Sequence[StepPoint]) -> str:
-    """Return a warning that replay of routes is on and nobody records any; "": it is not so."""
-    newest = steps[-FLAT_STEPS:]
-    # Only steps with replay have the metric.
-    if len(newest) < FLAT_STEPS or any(p.metrics.get("routing_recorded", 1.0) for p in newest):
-        return ""
-    return (
-        f"no route is replayed: in the last {FLAT_STEPS} steps the model server reported no routed "
-        "experts, so scorer and trainer took their own, as without trainer.routing_replay = true; "
-        "run a version of the server that reports them, or set it to false"
-    )
-
-
-def warnings(steps: Sequence[StepPoint]) -> Sequence[str]:
-    """Return all warnings about the last steps, the most urgent first; each is `KIND: TEXT`."""
-    every = (shortage(steps), not_replayed(steps), nothing_to_learn(steps))
-    return [text for text in every if text]

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice, zip_longest
+from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -17,7 +18,8 @@ from rlstreams.show.metrics.figures import NONE, of_run, of_step, step_s
 from rlstreams.streams.log.roles import ROLES
 from rlstreams.streams.views.dead import list_command
 from rlstreams.streams.views.evaluation import EvaluationPoint
-from rlstreams.streams.views.pace import bottleneck, warnings
+from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.pace import bottleneck, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.streams.views.workers import WorkerView
 from rlstreams.words.screen import (
@@ -76,6 +78,7 @@ REWARD_STYLE = "bright_black"
 ACCURACY_STYLE = "bold cyan"
 MARKER = "o"  # of the held-out accuracy
 _NAME, _BESIDE_STATE = 14, 36  # columns that a process's name takes; with version and rate
+_NEWS_ROWS = 4  # of a message: a cause, its figures and what to set
 _MARGIN = 7  # columns of the y axis
 _STATE_STYLES = {  # any other: yellow
     **dict.fromkeys(("working", "training"), "green"),
@@ -253,14 +256,15 @@ def staleness_lines(steps: Sequence[StepPoint]) -> list[Text]:
     return lines if counts else []
 
 
-def footer(given: LiveInput) -> RenderableType:
-    """The newest message, or the pace of the last steps; and the key that drains the run.
+def footer(given: LiveInput, width: int) -> RenderableType:
+    """The newest message, and what keeps the run from learning, in up to `_NEWS_ROWS` rows; the
+    pace of the last steps; and the key that drains the run.
 
     Dead letters, if there are any, stand above.
     """
-    news, held = _news(given), bottleneck(given.views.run.steps) or waits(given)
-    lines = [(visible(text), style) for text, style in ((news, "bold red"), (held, "bright_black"))
-             if text]  # fmt: skip
+    held = visible(bottleneck(given.views.run.steps) or waits(given))
+    lines = [(row, "bold red") for row in _news(given, width)]
+    lines += [(held, "bright_black")] if held else []
     shown = [Text(f" {text}", style, no_wrap=True, overflow="ellipsis")
              for text, style in lines or [("", "")]]  # fmt: skip
     hint = Text.assemble(
@@ -272,11 +276,18 @@ def footer(given: LiveInput) -> RenderableType:
     return Group(*(letters if dead.num else ()), *shown, hint)
 
 
-def _news(given: LiveInput) -> str:
-    return given.message or next(iter(warnings(given.views.run.steps)), "")
+def _news(given: LiveInput, width: int) -> list[str]:
+    found = shortage(given.views.run.steps) or str(hindrance(given.views) or "")
+    # A message stays until the next one: it may not hide what keeps the run from learning.
+    rooms = (1 if found else _NEWS_ROWS, _NEWS_ROWS - bool(given.message))
+    return [
+        row
+        for text, room in zip((given.message, found), rooms, strict=True)
+        for row in wrap(visible(text), max(20, width - 2), max_lines=room, placeholder=" \u2026")
+    ]
 
 
-def footer_rows(given: LiveInput) -> int:
-    """Rows that `footer` takes."""
+def footer_rows(given: LiveInput, width: int) -> int:
+    """Rows that `footer` takes of this width."""
     held = bottleneck(given.views.run.steps) or waits(given)
-    return 2 + (given.views.dead.num > 0) + bool(_news(given) and held)
+    return 1 + (given.views.dead.num > 0) + max(1, len(_news(given, width)) + bool(held))

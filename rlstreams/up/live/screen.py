@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -24,13 +25,8 @@ from rich.text import Text
 
 from rlstreams.show.metrics.figures import of_step
 from rlstreams.streams.views.feed import ViewState
-from rlstreams.streams.views.pace import (
-    STEPS,
-    pace,
-    pace_line,
-    ranks_of,
-    warnings,
-)
+from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.pace import STEPS, pace, pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
 from rlstreams.up.live.panels import (
     footer,
@@ -106,14 +102,14 @@ class Screen:
 
     def __init__(self, given: LiveInput) -> None:
         self._given = given
-        self._footer = footer_rows(given)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Fill what the terminal has; at 80 x 24 nothing is cut."""
         width = options.max_width
         height = max(_FEWEST_ROWS, options.height or console.size.height)
-        given, body = self._given, height - _HEADER - self._footer
-        ends = (header(given), _HEADER), (footer(given), self._footer)
+        given, rows = self._given, footer_rows(self._given, width)
+        body = height - _HEADER - rows
+        ends = (header(given), _HEADER), (footer(given, width), rows)
         layout = _split(ends[0], (self._body(width, body), body), ends[1])
         yield from console.render(layout, options.update_height(height))
 
@@ -157,7 +153,7 @@ class PlainLines:
     def __init__(self) -> None:
         self._step = 0
         self._message = ""
-        self._warned: set[str] = set()  # warnings since the last step
+        self._warned: dict[str, int] = {}  # by kind of warning: the last step that had it
         self._quiet_since_s = 0.0  # of the run's own clock
         self._is_start_shown = False  # its line: the accuracy before training
 
@@ -198,9 +194,16 @@ class PlainLines:
                 done = [p for p in given.views.run.steps if p.step <= step.step]
                 if step.step % STEPS == 0:
                     yield pace_line(done, ranks_of(given.views.run.claims))
-                by_kind = {text.partition(":")[0]: text for text in warnings(done)}
-                yield from (text for kind, text in by_kind.items() if kind not in self._warned)
-                self._warned = set(by_kind)
+                yield from self._warnings(given, done)
+
+    def _warnings(self, given: LiveInput, done: list[StepPoint]) -> Iterator[str]:
+        """Yield warnings of a kind that none of the last `STEPS` steps had."""
+        views = replace(given.views, run=replace(given.views.run, steps=tuple(done)))
+        for text in filter(None, (shortage(done), str(hindrance(views) or ""))):
+            kind, step = text.partition(":")[0], done[-1].step
+            if self._warned.get(kind, -STEPS) + STEPS <= step:
+                yield text
+            self._warned[kind] = step
 
 
 def _step_line(point: StepPoint, given: LiveInput) -> str:

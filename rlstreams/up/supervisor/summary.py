@@ -17,6 +17,7 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.streams.views.evaluation import EvaluationState
 from rlstreams.streams.views.feed import ViewState
+from rlstreams.streams.views.learning import hindrance
 from rlstreams.up.supervisor.fault_hook import EndedRun, RunOutcome
 from rlstreams.up.supervisor.fleet import LOGS, Failure
 from rlstreams.words.screen import over, redone_lines, visible
@@ -53,6 +54,7 @@ def summarize(ended: EndedRun, state: ViewState, log: RunLog) -> int:
     show(
         *failure_lines(ended.failure),
         *accuracy_lines(state.evaluation),
+        *hindrance_lines(state),
         *(() if ended.audit is None else (ended.audit.line(ended.num_killed),)),
         *cost_lines(state),
         *redone_lines(state.run.redone),
@@ -101,6 +103,11 @@ def accuracy_lines(evaluation: EvaluationState) -> Sequence[str]:
         f"held-out {evaluation.measure} from {first.accuracy:.2f} (version {first.policy_version}) "
         f"to {last.accuracy:.2f} (version {last.policy_version}), {over(first, last)}{best}",
     )
+
+
+def hindrance_lines(state: ViewState) -> Sequence[str]:
+    """The cause that kept the run from learning, in a line; empty: nothing is seen."""
+    return tuple(visible(str(found)) for found in (hindrance(state),) if found)
 
 
 def cost_lines(state: ViewState) -> Sequence[str]:

@@ -54,6 +54,10 @@ class Player(Protocol[R]):
         """Samples that take no room of the engine's: they wait for a judge, or for others."""
 
     @property
+    def num_unjudged(self) -> int:
+        """Samples of `num_apart` that wait for their reward."""
+
+    @property
     def num_late(self) -> int:
         """Samples of `num_apart` that are no longer under way: concluded, without outputs."""
 

@@ -83,6 +83,8 @@ class Sampler:
         """Samples that wait for a slow judge."""
         return self.verifier.num_open
 
+    num_unjudged = num_apart
+
     num_late = 0
 
     @property

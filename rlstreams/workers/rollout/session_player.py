@@ -51,6 +51,11 @@ class SessionPlayer:
         return self.sessions.verifier.num_open + self.num_late + self.sessions.num_remote
 
     @property
+    def num_unjudged(self) -> int:
+        """Sessions that are being judged."""
+        return self.sessions.verifier.num_open
+
+    @property
     def num_late(self) -> int:
         """Closed sessions that wait for graders."""
         return len(self.late)

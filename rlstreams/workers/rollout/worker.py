@@ -32,6 +32,7 @@ from rlstreams.workers.weights.channel import WeightChannel
 START_S = 10.0
 CLOSE_S = 40.0  # a server that is ours is given time to end
 _APART = 4  # times the engine's capacity: samples that only wait for others
+_MANY, _MOST = 8, 0.9  # samples that wait for rewards, and their share: these hold up the worker
 # Why a sample is set aside; any other error ends the worker.
 REASONS: Mapping[type[BaseException], Reason] = {
     PromptTooLongError: Reason.PROMPT_TOO_LONG,
@@ -227,6 +228,8 @@ class RolloutStage:
         elif self._offloading.was_used and self._puller.pulling is not None:
             state, detail = "pulling", f"policy version {self._puller.pulling}"
         elif len(self._running) > self._player.num_waiting:
+            is_judging = self._player.num_unjudged >= max(_MANY, _MOST * len(self._running))
+            detail = detail or ("for rewards" if is_judging else "")
             state, detail = "working", f"and waiting {detail}" if detail else ""
         elif self._waiting and not self._running:
             wanted = min(record.event.min_policy_version for record in self._waiting)

@@ -16,16 +16,22 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.check.doctor import machine
 from rlstreams.check.doctor.check import Host, Level, probed
-from rlstreams.check.doctor.diagnose import _of_model, diagnose, preflight
+from rlstreams.check.doctor.diagnose import _of_model, diagnose, learning_check, preflight
 from rlstreams.check.doctor.model import check_layouts, check_routers, read_model
 from rlstreams.streams.broker.jars import num_missing
+from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
+from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
+from tests import factories
+from tests.logs import made_log
+from tests.memory.bus import MemoryBus
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
 MODEL = ROOT / "infra/examples/demo/model"
+DATA = ROOT / "infra/examples/demo/train.jsonl"
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core needs Python 3.12"
 )
@@ -216,6 +222,40 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ConfigError, match="the tokenizer has 129 tokens, the model only 128"):
         read_model(str(folder))
+
+
+def test_rows_that_repeat_few_prompts_are_warned_of(tmp_path: Path) -> None:
+    """Two copies of each are no news: a file may be given twice."""
+    lines = DATA.read_text(encoding="utf-8").splitlines()
+
+    def found(kept: list[str]) -> list[str]:
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text("\n".join(kept), encoding="utf-8")
+        config = demo(tmp_path, f"--data.train={rows}")
+        checks = _of_model(config, read_model(config.model.path), Host(role="prompts"))
+        return [check.found for check in checks if check.level is Level.WARN]
+
+    (said,) = found(lines[:4] * 8)
+    assert said.startswith("32 rows to train on have 4 different prompts")
+    assert [] == found(lines[:16] * 2)
+
+
+def test_a_run_under_way_is_asked_why_it_does_not_learn() -> None:
+    """By its steps; before the first one there is nothing to say."""
+    log = made_log("demo")
+    bus = MemoryBus(log, "demo")
+    producer = bus.producer("trainer")
+    assert learning_check(bus) is None
+    flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
+    claim = factories.trainer_started(epoch=1)
+    steps = [factories.step_completed(step=n, epoch=1, metrics=flat) for n in (1, 2, 3)]
+    producer.commit([outgoing(STEPS, claim), outgoing(STEPS, steps[0])])
+    assert (early := learning_check(bus)) is not None
+    assert (early.level, early.found[:26]) == (Level.OK, "nothing is seen in 1 steps")
+    producer.commit([outgoing(STEPS, step) for step in steps[1:]])
+    assert (late := learning_check(bus)) is not None
+    assert (late.level, late.found[:22]) == (Level.WARN, "nothing can be learnt:")
+    assert "rlstreams inspect --step 3 RUN" in late.advice
 
 
 def test_a_port_in_use() -> None:

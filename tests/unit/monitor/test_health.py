@@ -302,3 +302,15 @@ def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     config = RunConfig(run=RunSection(id="run"))
     with pytest.raises(ConfigError, match=r"pip install 'rlstreams\[monitor\]'"):
         serve(config, "127.0.0.1:1", {}, {}, host="127.0.0.1", port=0, say=print)
+
+
+def test_a_run_that_does_not_learn_is_healthy_and_says_why() -> None:
+    """No status 503 for it: a restart would cure nothing."""
+    scene = Scene()
+    flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
+    for step in (1, 2, 3):
+        assert "" == scene.watch.look().learning
+        scene.tell(factories.step_completed(step=step, epoch=1, metrics=flat))
+    found = scene.watch.look()
+    assert found.learning.startswith("nothing can be learnt: in the last 3 steps")
+    assert () == found.problems

@@ -13,8 +13,8 @@ from rich.console import Console
 from rlstreams.streams.views.dead import DeadReason, DeadState
 from rlstreams.streams.views.evaluation import EvaluationState
 from rlstreams.streams.views.feed import Views, ViewState
-from rlstreams.streams.views.pace import nothing_to_learn
-from rlstreams.streams.views.run import RunState
+from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.run import RunState, StepPoint
 from rlstreams.up.live.panels import learning
 from rlstreams.up.live.screen import LiveView, PlainLines, Screen
 from rlstreams.words.screen import KillMark, LiveInput, ProcessInfo
@@ -188,23 +188,43 @@ def test_rewards_without_a_signal_are_said_once() -> None:
         given = live_input(views=replace(views, run=run), message="")
         return [line for line in lines.new(given) if line.startswith("nothing can be learnt")]
 
+    def why(of: list[StepPoint]) -> str:
+        return str(hindrance(replace(views, run=replace(views.run, steps=tuple(of)))))
+
     lines = PlainLines()
     assert [] == said(2)
     (told,) = said(3)
     assert "in the last 3 steps every answer was rewarded with 0" in told
     assert "rollout.max_new_tokens), or are the rows too hard? read some: rlstreams ins" in told
     assert "rlstreams inspect --step 3 RUN" in told
-    assert "too hard" not in nothing_to_learn([replace(step, reward=1.0) for step in steps])
+    assert "too hard" not in why([replace(step, reward=1.0) for step in steps])
     assert [] == said(5)
     apart = [
         replace(steps[0], reward=n / 2, metrics={**flat, "reward_std": 0.5}) for n in (0, 1, 2)
     ]
-    assert "to the same prompt were rewarded alike" in nothing_to_learn(apart)
+    assert "to the same prompt were rewarded alike" in why(apart)
     mixed = [
         *apart[:2],
         replace(apart[2], metrics={**flat, "reward_std": 1, "equal_reward_groups": 0.9}),
     ]
-    assert "" == nothing_to_learn(mixed)
+    assert "None" == why(mixed)
+
+
+def test_what_keeps_a_run_from_learning_is_read_whole() -> None:
+    """In four rows of 80 columns; a row that has no room is said to be missing."""
+    flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
+    views = views_at(5)
+    steps = tuple(replace(p, reward=0.0, metrics={**p.metrics, **flat}) for p in views.run.steps)
+    given = live_input(views=replace(views, run=replace(views.run, steps=steps)), message="")
+    rows = drawn(given)
+    assert 24 == len(rows)
+    shown = " ".join(row.strip() for row in rows)
+    assert str(hindrance(given.views)) in shown
+    assert "Ctrl-C" in rows[-1]
+    killed = drawn(replace(given, message="rollout-1 killed with SIGKILL"))
+    assert "killed with SIGKILL" in killed[-6]
+    assert "nothing can be learnt: in the last 3 steps" in killed[-5]
+    assert drawn(given, width=40)[-3].rstrip().endswith("\u2026")
 
 
 def test_rewards_that_are_not_right_or_wrong_are_no_accuracy() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,11 @@ from rlstreams.workers.engines.decode import Generation
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.policy import puller
 from rlstreams.workers.rollout.worker import make_worker
+from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, Verifier
 from rlstreams.workers.weights.channel import Pulled, WeightChannel, WeightError
 from rlstreams.workers.weights.file import FileWeightChannel
 from tests.fake_engine import FakeEngine
-from tests.unit.roles.stand import Stand, make_sampler, tick_until
+from tests.unit.roles.stand import DEADLINE_S, Stand, make_sampler, tick_until
 
 
 class StandsAfterOne(FakeEngine):
@@ -252,4 +256,29 @@ def test_a_report_names_what_the_engine_has_lost(tmp_path: Path) -> None:
 
     wanted = "for its first weights; server http://a:1: does not answer since"
     tick_until(rollout, lambda: wanted in told())
+    rollout.close()
+
+
+def test_a_report_says_that_samples_wait_for_their_rewards(tmp_path: Path) -> None:
+    """The engine is idle then, and the trainer waits for samples: neither names the reward."""
+    stand = Stand(tmp_path)
+    judging = threading.Event()
+
+    async def slow(answer: AnswerToJudge) -> Judgement:
+        await asyncio.to_thread(judging.wait, DEADLINE_S)
+        return Judgement(reward=1.0)
+
+    context, engine = stand.context("rollout", 0), FakeEngine()
+    sampler = replace(make_sampler(stand, engine), verifier=Verifier(slow, require_stop=False))
+    rollout = make_worker(context, context.bus, engine, FileWeightChannel(), sampler)
+    stand.publish(0)
+    stand.issue("0", 8)
+
+    def told() -> list[tuple[str, str]]:
+        reports = stand.read(WORKER_EVENTS.name, WorkerReport)
+        return [(report.state, report.detail) for report in reports]
+
+    tick_until(rollout, lambda: ("working", "and waiting for rewards") in told())
+    judging.set()
+    tick_until(rollout, lambda: len(trajectories(stand)) == 8)
     rollout.close()

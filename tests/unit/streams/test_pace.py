@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlstreams.streams.views.pace import (
-    bottleneck,
-    not_replayed,
-    pace,
-    pace_line,
-    shortage,
-    warnings,
-)
+from rlstreams.streams.views.pace import CURES, bottleneck, pace, pace_line, shortage
 from rlstreams.streams.views.run import StepPoint
 
 FIGURES = {
@@ -109,6 +102,14 @@ def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
     assert "" == pace_line(steps[:1]) == bottleneck(steps[:1])
 
 
+def test_whoever_is_waited_for_most_of_a_step_is_said_how_to_be_faster() -> None:
+    """A quarter of a step is none of that; of two waits the longer one counts."""
+    assert bottleneck(made(3, wait_samples_s=0.5)).endswith("of 2.00 s a step")
+    slots = bottleneck(made(3, wait_samples_s=1.1, wait_scores_s=0.2))
+    assert slots.endswith(CURES["samples"])
+    assert bottleneck(made(3, wait_samples_s=0.2, wait_scores_s=1.1)).endswith(CURES["scores"])
+
+
 def test_what_is_sampled_and_not_trained_is_told() -> None:
     """As a share of the groups that were closed; few are nobody's concern."""
     assert "dropped" not in pace_line(made(3))
@@ -121,14 +122,3 @@ def test_memory_that_runs_short_is_told() -> None:
     assert shortage(made(3)) == shortage(made(3, gpu_free_gb=20.0)) == ""
     assert "0.5 GB left" in shortage(made(3, gpu_free_gb=0.5))
     assert "6 times in 3 steps" in shortage(made(3, gpu_free_gb=20.0, gpu_alloc_retries=2.0))
-
-
-def test_replay_without_a_recorded_route_is_told() -> None:
-    """Once no step of several had any: an answer may be without, and a run without replay says
-    nothing of it."""
-    assert not_replayed(made(3)) == not_replayed(made(2, routing_recorded=0.0)) == ""
-    assert not_replayed(made(3, routing_recorded=0.4)) == ""
-    told = not_replayed(made(3, routing_recorded=0.0))
-    assert "reported no routed experts" in told
-    assert "trainer.routing_replay" in told
-    assert [told] == list(warnings(made(3, routing_recorded=0.0)))

@@ -12,11 +12,14 @@ from rlstreams.streams.audit.classes import Classes
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.samples.fold import ALL, OPEN, Samples
 from rlstreams.streams.samples.life import EndedCount, Outcome
+from rlstreams.streams.views.flow import cut_shares
 from tests.factories import (
     dead_letter,
     dropped_group,
     groups_dropped,
+    policy_segment,
     prompt,
+    prompt_segment,
     scored,
     step_completed,
     trajectory,
@@ -184,3 +187,14 @@ def test_of_two_steps_that_train_a_sample_the_first_counts() -> None:
         samples.apply(step_completed(number, absent=()))
     assert [(1, 1.0, 2)] * 2 == [(one.step, one.reward, one.version) for one in samples]
     assert samples.counts["closed"] == 2
+
+
+def test_answers_that_were_cut_are_counted_where_only_open_samples_are_kept() -> None:
+    """By the step that trains them; nothing of it is kept but two numbers."""
+    samples = Samples(keeps=OPEN)
+    for number, ended in enumerate(("length", "stop")):
+        segments = (prompt_segment(), policy_segment(finish_reason=ended))
+        samples.apply(trajectory(sample=number, segments=segments))
+    samples.apply(step_completed(1, absent=()))
+    assert {1: 0.5} == cut_shares(samples)
+    assert [] == list(samples)
