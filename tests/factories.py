@@ -187,6 +187,7 @@ def trainer_started(**changes: Any) -> TrainerStarted:
         "versions": {"torch": "2"},
         "started_at_ms": NOW_MS,
         "host": "learner",
+        "code": {"trainer.loss.kind: loss.py": "def loss(tokens): ..."},
     }
     return TrainerStarted(**{**values, **changes})
 
