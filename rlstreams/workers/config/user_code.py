@@ -106,6 +106,25 @@ def source_texts(field: str, name: str) -> dict[str, str]:
     return texts
 
 
+def docstring_of(text: str, function: str) -> str | None:
+    """First line of a function's docstring, "" without one; None: the text defines no such name."""
+    try:
+        nodes = ast.parse(text.removeprefix("\ufeff")).body
+    except (SyntaxError, ValueError):
+        return ""  # its loader reports that
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == function:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    return "" if function in names | imported else None
+
+
 def option_hashes(section: str, options: Mapping[str, Option]) -> dict[str, str]:
     """SHA-256 of files that options name: a judge's `parse`, any `*_file`, such as its template.
 
