@@ -25,6 +25,7 @@ from rlstreams.workers.config.layers import leaves, override_layer, tree_layer
 from rlstreams.workers.config.load import from_json, merged, tree_of
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import source_texts
+from rlstreams.workers.loop.agreement import code_digests, own_code
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
 from rlstreams.workers.trainer.training.training import Trained, Training
@@ -159,6 +160,7 @@ def lines(found: Rerun) -> list[str]:
         f"{counted(len(found.recorded.samples), 'sample')} in "
         f"{counted(len(found.recorded.micro_batches), 'micro-batch', 'micro-batches')}, "
         f"from version {found.recorded.policy_version - 1} to {found.recorded.policy_version}",
+        *found.code,
         "",
         f"{'':<15} {'recorded':<22} {'again':<22}",
     ]
@@ -241,6 +243,7 @@ class Rerun:
     again: Trained
     update_norm: float
     environment: str  # differences from the recorded versions; "": none
+    code: tuple[str, ...]  # lines on the user's recorded code that the step was done with
     change: Change | None
 
     @property
@@ -298,8 +301,20 @@ def rerun(
             again=again,
             update_norm=float(_update(state.weights, made).norm()),
             environment=before.environment(step),
+            code=tuple(_code_lines(recorded, claim.code)),
             change=experiment,
         )
+
+
+def _code_lines(config: RunConfig, code: Mapping[str, str]) -> Iterator[str]:
+    """Lines on the user's loss and advantage of a claim, and whether this host has others now."""
+    try:
+        now = own_code(config) if code else {}
+    except ConfigError:
+        now = {}
+    for name, digest in code_digests(code).items():
+        here = "as it is here" if now.get(name) == code[name] else "NOT as it is here"
+        yield f"{name} as the log has it, SHA-256 {digest[:12]}, {here}"
 
 
 def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:

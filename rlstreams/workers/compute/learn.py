@@ -30,13 +30,13 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, Trai
 from rlstreams.workers.model.device import BinRunner, at_once
 from rlstreams.workers.model.model import causal_mask, configure_torch
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
-from rlstreams.workers.sandbox.recorded import OwnCodeError
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError
 from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, in_memory
-from rlstreams.workers.trainer.learn.own import Code, loss_place
+from rlstreams.workers.trainer.learn.own import loss_place
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult, problem_of

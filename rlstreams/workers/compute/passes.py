@@ -17,13 +17,14 @@ from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import Score, TokenScores
+from rlstreams.workers.sandbox.recorded import Code
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, look_of
 from rlstreams.workers.trainer.learn.critic import with_values
 from rlstreams.workers.trainer.learn.distill import taught
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
 from rlstreams.workers.trainer.learn.loss_totals import LossSums
-from rlstreams.workers.trainer.learn.own import Code, loss_of
+from rlstreams.workers.trainer.learn.own import loss_of
 from rlstreams.workers.trainer.learn.packing import MicroBatch
 
 

@@ -22,9 +22,13 @@ from types import ModuleType
 from typing import Any
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.user_code import Option, located
 from rlstreams.workers.sandbox import loading
 
+Code = Mapping[str, str]  # source by `FIELD: PATH`, as `TrainerStarted.code`
+LOSS, ADVANTAGE = "trainer.loss.kind", "trainer.loss.advantage"
+_ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",)}
 _IN_FORCE = threading.RLock()
 
 
@@ -173,29 +177,24 @@ class OwnFunction:
         return OwnCodeError(f"{self.field}: {self.place} {why}")
 
 
-def own_function(
-    field: str,
-    name: str,
-    code: Mapping[str, str],
-    options: Mapping[str, Option],
-    arguments: Sequence[str],
-) -> OwnFunction:
-    """The function of a field, of the source that a claim has; made once for the same source.
-
-    Args:
-        code: source by `FIELD: PATH`, as `TrainerStarted.code`.
+def own_functions(by: LossSection, code: Code) -> dict[str, OwnFunction]:
+    """The user's functions by field, of the source that a claim has: of the loss, of the advantage,
+    of both or of none. Made once for the same source.
 
     Raises:
-        OwnCodeError: as `OwnFunction`; or `code` has none of this field.
+        OwnCodeError: as `OwnFunction`; or `code` has none of a field.
     """
-    start = f"{field}: "
-    texts = {key.removeprefix(start): t for key, t in code.items() if key.startswith(start)}
-    if not texts:
-        raise OwnCodeError(f"{field} is {name!r}, whose source is not in the claim")
-    return _made(field, name, json.dumps([texts, options]), tuple(arguments))
+    found: dict[str, OwnFunction] = {}
+    for field, name, options in by.own():
+        start = f"{field}: "
+        texts = {key.removeprefix(start): t for key, t in code.items() if key.startswith(start)}
+        if not texts:
+            raise OwnCodeError(f"{field} is {name!r}, whose source is not in the claim")
+        found[field] = _made(field, name, json.dumps([texts, options]))
+    return found
 
 
 @functools.lru_cache(maxsize=8)
-def _made(field: str, name: str, said: str, arguments: tuple[str, ...]) -> OwnFunction:
+def _made(field: str, name: str, said: str) -> OwnFunction:
     texts, options = json.loads(said)
-    return OwnFunction(field, name, texts, options, arguments)
+    return OwnFunction(field, name, texts, options, _ARGUMENTS[field])

@@ -148,6 +148,13 @@ def test_a_killed_trainer_is_redone_with_the_recorded_code(tmp_path: Path) -> No
         resumed.hashes["trainer.loss.kind: bounds.py"]
         != first.hashes["trainer.loss.kind: bounds.py"]
     )
+    found = rerun(MemoryBus(log, "demo"), config, 1, checkpoints=[])
+    assert found.is_equal
+    assert sorted((line.split()[1], line.endswith("NOT as it is here")) for line in found.code) == [
+        ("bounds.py", True),
+        ("my_advantage.py", False),
+        ("my_loss.py", False),
+    ]
     every = list(steps_again(MemoryBus(log, "demo"), config))
     assert [found for _, found in every] == [[]] * 5
 

@@ -22,7 +22,7 @@ LOSSES = {
     "async def loss(tokens): ...": "must be a plain function",
     "def loss(tokens): return 1 / 0": r"my\.py:1: ZeroDivisionError",
     "def loss(tokens): return None": "gave NoneType for losses, not a tensor",
-    "def loss(tokens): return -tokens.policy_N.mean()": r"losses of shape \(\) .*the tokens have \(12",
+    "def loss(tokens): return -tokens.policy_N.mean()": r"losses of shape \(\) .*tokens have \(12",
     "def loss(tokens): return -tokens.policy_N, tokens.policy_N[:3], None": "ratios of shape",
     "def loss(tokens): return -tokens.policy_N.detach()": "losses without gradient",
     "def loss(tokens): return 0 * tokens.policy_N + tokens.weights_N": "has no gradient",
@@ -36,7 +36,7 @@ ADVANTAGES = {
     "def own(samples): return 3": "gave int, not a sequence of numbers",
     "def own(samples): return ['a'] * len(samples)": "gave list, not a sequence of numbers",
     "def own(samples): return [float('nan')] + [0.0] * 7": r"gave nan for sample 0/0",
-    "def own(samples): return [[1.0, 2.0]] * 8": r"shape \(2,\) for sample 0/0, which has 5 sampled",
+    "def own(samples): return [[1.0, 2.0]] * 8": r"\(2,\) for sample 0/0, which has 5 sampled",
     "def own(samples): return [s.parts['x'] for s in samples]": "KeyError: 'x'",
     "import random\ndef own(samples): return [random.random() for _ in samples]": "redo would not",
 }

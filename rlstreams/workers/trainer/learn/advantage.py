@@ -16,6 +16,7 @@ from rlstreams.workers.loop.validation import check_reward
 
 STD_FLOOR = 1e-6
 Floats = npt.NDArray[np.float64]
+Float32s = npt.NDArray[np.float32]
 
 
 def group_advantages(

@@ -1,48 +1,30 @@
-"""A loss or an advantage of the user's own, in the place of one of ours, and checks of its result.
+"""A loss of the user's own in the place of one of ours, with checks of its result.
 
-They are called in the trainer's process: autograd needs the loss there. Their source is that of the
-claim (`TrainerStarted.code`), so a redo computes what the step did (decision 0107).
+It is called in the trainer's process, where autograd needs it. Its source is that of the claim
+(`TrainerStarted.code`), so a redo computes what the step did (decision 0107).
 
 Axes: `N` tokens of the loss, row by row.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlstreams.schemas.events import ScoredTrajectory, Segment, Trajectory
-from rlstreams.streams.log.group_ids import SampleId
+from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.segments import num_sampled
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.sandbox.recorded import OwnFunction, own_function
-from rlstreams.workers.trainer.intake.groups import is_truncated
-from rlstreams.workers.trainer.learn.advantage import advantages_by
+from rlstreams.workers.sandbox.recorded import LOSS, Code, OwnFunction, own_functions
 from rlstreams.workers.trainer.learn.loss import LOSSES, Bounded, LossCall, LossTokens
 from rlstreams.workers.trainer.learn.out_of_memory import is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s
+from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
 
-Code = Mapping[str, str]  # source by `FIELD: PATH`
-_ARGUMENTS = {"trainer.loss.kind": ("tokens",), "trainer.loss.advantage": ("samples",)}
 _NUM_LOSS = 3  # results of a loss
-
-
-def own_functions(by: LossSection, code: Code) -> dict[str, OwnFunction]:
-    """The user's functions by field: of the loss, of the advantage, of both or of none.
-
-    Raises:
-        OwnCodeError: one cannot be loaded.
-    """
-    return {
-        field: own_function(field, name, code, options, _ARGUMENTS[field])
-        for field, name, options in by.own()
-    }
 
 
 def loss_of(by: LossSection, code: Code) -> LossCall:
@@ -56,12 +38,12 @@ def loss_of(by: LossSection, code: Code) -> LossCall:
         return LOSSES[by.kind]
     if code:
         own_functions(by, code)
-    return lambda tokens, by: own_losses(own_functions(by, code)["trainer.loss.kind"], tokens)
+    return lambda tokens, by: own_losses(own_functions(by, code)[LOSS], tokens)
 
 
 def loss_place(by: LossSection, code: Code) -> str:
     """Field and place of a loss of the user's own; "": it is one of ours."""
-    function = own_functions(by, code).get("trainer.loss.kind")
+    function = own_functions(by, code).get(LOSS)
     return f"{function.field} of {function.place}" if function else ""
 
 
@@ -93,102 +75,6 @@ def own_losses(function: OwnFunction, tokens: LossTokens) -> Bounded:
             "a detached copy"
         )
     return losses_N, ratios_N, is_clipped_N.bool()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardedSample:
-    """A sample of the batch, as an advantage of the user's own sees it."""
-
-    group: str
-    number: int  # in the group, from 0
-    reward: float  # less the penalty for its length
-    parts: Mapping[str, float]  # of the reward, by name
-    turn_tokens: tuple[int, ...]  # tokens that the policy sampled, by turn, of all rows
-    is_truncated: bool
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the policy sampled."""
-        return sum(self.turn_tokens)
-
-    @property
-    def num_turns(self) -> int:
-        """Turns of the policy."""
-        return len(self.turn_tokens)
-
-    @classmethod
-    def of(cls, event: Trajectory, reward: float) -> RewardedSample:
-        """A sample of the log, with this reward."""
-        segments = event.segments
-        return cls(
-            group=event.group_id,
-            number=event.sample,
-            reward=reward,
-            parts=dict(event.reward_parts),
-            turn_tokens=tuple(
-                sum(len(segment.token_ids) for segment in run)
-                for author, run in itertools.groupby(segments, _author)
-                if author == "policy"
-            ),
-            is_truncated=is_truncated(event),
-        )
-
-
-def _author(segment: Segment) -> str:
-    return segment.author
-
-
-class Advantages(NamedTuple):
-    """Advantages of a batch."""
-
-    of_samples: Float32s  # in batch order; with `of_tokens` their means
-    of_tokens: tuple[Float32s, ...] = ()  # by sample, of each token that the policy sampled
-
-
-def advantages_of(samples: Sequence[RewardedSample], by: LossSection, code: Code) -> Advantages:
-    """Advantages as configured, by ours or by the user's function.
-
-    Raises:
-        OwnCodeError: the user's cannot be loaded, raised, or gave no finite number for a sample.
-        ConfigError: rewards that `by.advantage` is not defined for.
-    """
-    if not by.has_own_advantage:
-        rewards, groups = [one.reward for one in samples], [one.group for one in samples]
-        return Advantages(advantages_by(rewards, groups, by))
-    function = own_functions(by, code)["trainer.loss.advantage"]
-    found = function(tuple(samples), is_out_of_memory)
-    try:
-        entries = [_numbers(one) for one in found]
-    except (TypeError, ValueError, RuntimeError) as err:
-        raise function.refused(f"gave {type(found).__name__}, not a sequence of numbers") from err
-    if len(entries) != len(samples):
-        raise function.refused(f"gave {len(entries)} advantages for {len(samples)} samples")
-    for own, sample in zip(entries, samples, strict=True):
-        name = SampleId(sample.group, sample.number)
-        if own.shape not in ((), (sample.num_tokens,)):
-            raise function.refused(
-                f"gave an array of shape {own.shape} for sample {name}, which has "
-                f"{sample.num_tokens} sampled tokens: give one number, or one for each of them"
-            )
-        if not np.isfinite(own).all():
-            raise function.refused(f"gave {own[~np.isfinite(own)].flat[0]} for sample {name}")
-    means = np.array([own.mean() if own.size else 0.0 for own in entries], np.float32)
-    if not any(own.ndim for own in entries):
-        return Advantages(means)
-    if by.off_policy_max:
-        raise function.refused(
-            f"gave advantages of tokens, but trainer.loss.off_policy_max is {by.off_policy_max:g}, "
-            "which needs one of the sample: set it to 0"
-        )
-    pairs = zip(entries, samples, strict=True)
-    filled = (np.broadcast_to(own, (one.num_tokens,)).astype(np.float32) for own, one in pairs)
-    return Advantages(means, tuple(filled))
-
-
-def _numbers(value: Any) -> np.ndarray[Any, np.dtype[np.float64]]:  # noqa: ANN401
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value, np.float64)
 
 
 def with_token_advantages(
@@ -233,7 +119,7 @@ def made_up(by: LossSection, group_size: int, parts: Sequence[str], code: Code) 
     """
     lines = []
     for field, function in own_functions(by, code).items():
-        if field == "trainer.loss.kind":
+        if field == LOSS:
             first, again = (_tried_loss(function) for _ in range(2))
         else:
             samples = _samples(group_size, parts)

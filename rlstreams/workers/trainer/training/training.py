@@ -30,22 +30,16 @@ from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.model.prefixes import Prefixes
-from rlstreams.workers.sandbox.recorded import OwnCodeError
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, own_functions
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import permuted, shaped_rewards
 from rlstreams.workers.trainer.learn.cutting import planned_cut, prefixes_of
 from rlstreams.workers.trainer.learn.distill import with_teacher
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
-from rlstreams.workers.trainer.learn.own import (
-    Advantages,
-    Code,
-    RewardedSample,
-    advantages_of,
-    own_functions,
-    with_token_advantages,
-)
+from rlstreams.workers.trainer.learn.own import with_token_advantages
 from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.rewarded import Advantages, RewardedSample, advantages_of
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
