@@ -46,10 +46,8 @@ _PATHS = frozenset(
     {"data.train", "data.held_out", "data.template", "model.path", "judge.model", "broker.jars_dir"}
     | {"reward.options.schema_file", "reward.options.template_file", "logprob.reference"}
 )
-_CODE = ("reward.verifier", "reward.options.parse", "environment.name") + (
-    "trainer.loss.kind",
-    "trainer.loss.advantage",
-)
+_CODE = frozenset({"reward.verifier", "reward.options.parse", "environment.name"})
+_CODE |= {"trainer.loss.kind", "trainer.loss.advantage"}
 _WORDS = {"logprob.reference": START}  # words that may stand in the place of a path
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"

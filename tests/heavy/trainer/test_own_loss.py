@@ -22,6 +22,7 @@ from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
 from rlstreams.workers.sandbox.recorded import OwnCodeError
+from tests.heavy.trainer.own_code import BOUNDS, BY_TURN, CENTRED, PPO, write
 from tests.heavy.trainer.trainer_stand import (
     bury,
     make_config,
@@ -36,38 +37,6 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
-
-PPO = """
-import torch
-from bounds import clipped
-
-
-def loss(tokens, low=0.2, high=0.28, dual=3.0):
-    \"\"\"PPO with a dual bound.\"\"\"
-    ratios, gains = tokens.ratios(), tokens.advantages_N
-    free, bounded = ratios * gains, clipped(ratios, low, high) * gains
-    least, is_clipped = torch.minimum(free, bounded), bounded < free
-    is_floored = (gains < 0) & (least < dual * gains)
-    least = torch.where(is_floored, dual * gains, least)
-    return -tokens.weights_N * least, ratios, is_clipped | is_floored
-"""
-BOUNDS = "def clipped(ratios, low, high):\n    return ratios.clamp(1 - low, 1 + high)\n"
-CENTRED = """
-def advantage(samples, scale=1.0):
-    by_group = {}
-    for sample in samples:
-        by_group.setdefault(sample.group, []).append(sample.reward)
-    return [scale * (s.reward - sum(g := by_group[s.group]) / len(g)) for s in samples]
-"""
-BY_TURN = CENTRED.replace("return [scale", "return [[scale").replace(
-    "len(g)) for s", "len(g))] * s.num_tokens for s"
-)
-
-
-def write(folder: Path, **files: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(text, encoding="utf-8")
 
 
 def own(folder: Path, **changes: object) -> RunConfig:
