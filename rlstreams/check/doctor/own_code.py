@@ -37,7 +37,7 @@ def own_code_check(config: RunConfig, limit_s: float = LIMIT_S) -> Check | None:
     with tempfile.TemporaryDirectory(prefix="rlstreams-own-") as place:
         given, answer = Path(place) / "config.json", Path(place) / "answer.json"
         given.write_text(resolved_json(config), encoding="utf-8")
-        argv = [sys.executable, "-m", "rlstreams.check.doctor.own_code", given, answer]
+        argv = [sys.executable, "-m", "rlstreams.check.doctor.own_code", str(given), str(answer)]
         child = Child.started(argv, orphaned=Orphaned.DIES, log=Path(place) / "log")
         try:
             is_done = child.wait(limit_s)

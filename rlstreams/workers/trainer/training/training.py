@@ -217,11 +217,11 @@ class Training:
         except SampleTooLargeError as err:
             return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.detail),)
         except (NumericsError, OwnCodeError) as err:
-            if (is_code := isinstance(err, OwnCodeError)) and self._section.ranks > 1:
+            if isinstance(err, OwnCodeError) and self._section.ranks > 1:
                 raise  # ranks have left each other
             samples = [payload.scored for payload in payloads]
             untrainable = self._untrainable(samples, masked, policy_version)
-            if is_code:
+            if isinstance(err, OwnCodeError):
                 raise
             blame(err, samples, untrainable, self.learner.weights())
             return untrainable
