@@ -374,7 +374,7 @@ def one_of_each() -> dict[str, Event]:
         prompt(replaces="2", replacement=1),
         with_experts(),
         scored(with_experts(codec="raw")),
-        trainer_started(),
+        trainer_started(code={"trainer.loss.kind: loss.py": "def loss(tokens): ..."}),
         step_completed(judged_by={HASH: 2}),
         groups_dropped(),
         heartbeat(disowned=(7,)),

@@ -84,6 +84,7 @@ def loss(args: Namespace) -> int:
     from rlstreams.debug.loss.formula import formula, numbers
     from rlstreams.streams.run.recorded_log import is_recording
     from rlstreams.workers.config.load import from_json
+    from rlstreams.workers.trainer.claim import read_ledger
 
     if args.step is None and not is_recording(args.config.names[0]):
         print("\n".join(formula(configuration(*args.config).trainer)))
@@ -92,7 +93,9 @@ def loss(args: Namespace) -> int:
         if args.step is not None:
             lines = list(numbers(found_run.log.bus, args.step))
         else:
-            lines = list(formula(from_json(json.dumps(found_run.log.configuration)).trainer))
+            trainer = from_json(json.dumps(found_run.log.configuration)).trainer
+            claims = read_ledger(found_run.log.bus, "explain").claims
+            lines = list(formula(trainer, claims[max(claims)].code if claims else None))
     print("\n".join(lines))
     return 0
 

@@ -38,6 +38,7 @@ def run(args: Namespace) -> int:
     with the built-in engine, on the GPU that the run has for it or for its trainer. Exit status 0
     if every answer was scored. At most 4,096 answers in all.
     """
+    from rlstreams.check.doctor.own_code import own_code_check
     from rlstreams.workers.config.across import judging
     from rlstreams.workers.config.load import load
     from rlstreams.workers.rollout.verifiers import make_verifier
@@ -51,6 +52,8 @@ def run(args: Namespace) -> int:
     config = load(*args.config)
     section = judging(config)
     with make_verifier(section) as verifier:  # first: what is wrong with it shows at once
+        if check := own_code_check(config):
+            print(f"{check.name}: {check.found}")
         return _rows(config, verifier, args)
 
 

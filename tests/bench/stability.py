@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,7 @@ def corrected(name: str, staleness: int, seed: int, args: argparse.Namespace) ->
 def again(args: argparse.Namespace) -> list[dict[str, Any]]:
     """A step in the middle of the stalest run, under each correction: the same weights and samples,
     another gradient."""
-    from rlstreams.debug.rerun.rerun import changed_config, rerun
+    from rlstreams.debug.rerun.rerun import rerun
     from rlstreams.streams.run.open_run import open_run
     from rlstreams.workers.config.load import from_json
 
@@ -120,7 +119,7 @@ def again(args: argparse.Namespace) -> list[dict[str, Any]]:
                 config,
                 args.steps // 2,
                 checkpoints=[folder / "checkpoints"],
-                change=partial(changed_config, settings=settings),
+                settings=settings,
             )
             assert found.is_equal
             rows.append(

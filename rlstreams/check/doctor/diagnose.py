@@ -33,6 +33,7 @@ from rlstreams.check.doctor.model import (
     model_checks,
     read_model,
 )
+from rlstreams.check.doctor.own_code import own_code_check
 from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, ConfigError
@@ -252,6 +253,7 @@ def _of_model(
     if host.has("trainer") and (warning := length_warning(config, model.longest)):
         yield warn("turns", warning, "")
     if host.has("trainer"):
+        yield from probed("loss", lambda: own_code_check(config))
         yield from (warn("loss", warning, "") for warning in loss_warnings(config))
     if host.has("logprob", "trainer"):
         yield from probed("routing", lambda: _routing(config, model))

@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +81,7 @@ def step(args: Namespace) -> int:
     itself. Writes nothing. Exit status 1 if anything differs.
     """
     with _steps_of(args) as (found_run, config, folders):
-        from rlstreams.debug.rerun.rerun import changed_config, lines, profile, rerun
+        from rlstreams.debug.rerun.rerun import lines, profile, rerun
 
         if args.profile:
             out = Path(args.profile)
@@ -95,7 +94,7 @@ def step(args: Namespace) -> int:
             args.n,
             checkpoints=folders,
             weights=[found_run.folder / "weights"],
-            change=partial(changed_config, settings=args.set) if args.set else None,
+            settings=args.set or None,
         )
     if args.json:
         names = "step is_equal started_from num_redone findings environment change"

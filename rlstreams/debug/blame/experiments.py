@@ -130,7 +130,7 @@ class Experiments:
             payloads = [self._judged(p) if name_of(p) in left_out else p for p in payloads]
             left_out = frozenset()
         section = from_json(claim.config).trainer
-        given = self.before.training, section, event, payloads, recorded_cut(event)
+        given = self.before.training, section, claim.code, event, payloads, recorded_cut(event)
         return train_recorded(*given, left_out)
 
     def _judged(self, payload: Payload) -> Payload:

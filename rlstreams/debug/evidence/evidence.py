@@ -34,13 +34,13 @@ from rlstreams.streams.log.errors import OffsetGoneError
 from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
-from rlstreams.streams.segments import num_sampled
 from rlstreams.words.spelling import Spelling
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.guard import MEAN
 from rlstreams.workers.trainer.intake.payloads import Payload
+from rlstreams.workers.trainer.learn.rewarded import RewardedSample
 
 CLOSE = 1e-5  # of advantages: another release of NumPy may sum otherwise
 
@@ -128,20 +128,20 @@ class _Gathered:
         """Add the samples of one step."""
         self.steps.add(event.step)
         samples = [payload.scored for payload in payloads]
-        lengths: dict[SampleId, int] = {}
+        rewarded: dict[SampleId, RewardedSample] = {}
         for ref, scored in zip(event.samples, samples, strict=True):
             name = SampleId.of(ref)
             self.trained[name] = event.step, ref.reward
             self.digests[name] = _digest(scored.trajectory)
-            lengths[name] = num_sampled(scored.trajectory)
+            rewarded[name] = RewardedSample.of(scored.trajectory, ref.reward)
             if scored.trajectory.reward != ref.reward:
                 message = (
                     f"its record has reward {scored.trajectory.reward:g}, the step {ref.reward:g}"
                 )
                 self.records.add(event.step, name, message)
         self.distances += distances(samples, event.step)
-        by = from_json(ledger.claims[event.epoch].config).trainer
-        again = advantages_again(event, {}, lengths, by)
+        claim = ledger.claims[event.epoch]
+        again = advantages_again(event, {}, rewarded, from_json(claim.config).trainer, claim.code)
         for name, was, now in zip(again.names, again.was, again.now, strict=True):
             is_close = bool(np.isclose(was, now, rtol=CLOSE, atol=CLOSE))
             message = f"{was:.4g} recorded, its group's rewards give {now:.4g}"

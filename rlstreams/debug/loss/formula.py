@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 from rlstreams.workers.config.loss import RATIO_MAX
+from rlstreams.workers.config.user_code import Option, docstring_of, located, source_texts
+from rlstreams.workers.loop.agreement import code_digests
 
 if TYPE_CHECKING:
     from rlstreams.schemas.events import StepCompleted
@@ -24,8 +27,15 @@ FIGURES = (
 )  # fmt: skip
 
 
-def formula(trainer: TrainerSection) -> Iterator[str]:
-    """Yield the loss of a step. pi, prox, mu, ref: log-probs of a token; r: a sample's reward."""
+def formula(trainer: TrainerSection, code: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield the loss of a step. pi, prox, mu, ref: log-probs of a token; r: a sample's reward.
+
+    Args:
+        code: source of the user's loss and advantage, of a claim; None: of the files as they are.
+
+    Raises:
+        ConfigError: a function of the user's is not there.
+    """
     by, adam = trainer.loss, trainer.optimizer
     stale = "masked" if trainer.on_stale == "mask" else "its group is dropped"
     yield f"advantage   A = {_advantage(by)}"
@@ -61,6 +71,31 @@ def formula(trainer: TrainerSection) -> Iterator[str]:
     rate = f"{adam.lr:g} after {adam.warmup_steps} steps of warm-up"
     rate += falls if adam.schedule != "constant" else ", then constant"
     yield f"AdamW       learning rate {rate}; gradient norm at most {adam.max_grad_norm:g}"
+    for field, name, options in by.own():
+        texts = source_texts(field, name) if code is None else code
+        yield from _function(field, name, options, texts)
+
+
+def _function(
+    field: str, name: str, options: Mapping[str, Option], code: Mapping[str, str]
+) -> Iterator[str]:
+    """A function of the user's: file, first line of its docstring, options, hashes.
+
+    Raises ConfigError: it is not in its file.
+    """
+    file, module, function = located(name) or ("", "", name)
+    start = f"{field}: "
+    own = {key.removeprefix(start): text for key, text in code.items() if key.startswith(start)}
+    path = Path(file).name if file else module.replace(".", "/")
+    entry = next((p for p in (path, f"{path}.py", f"{path}/__init__.py") if p in own), "")
+    said = docstring_of(own.get(entry, ""), function)
+    if said is None and file:
+        raise ConfigError(f"{field}: {file} has no function {function!r}")
+    yield ""
+    yield f"{field}: {function} of {file or module}{f': {said}' if said else ''}"
+    yield f"  options {', '.join(f'{k} = {v!r}' for k, v in options.items()) or 'none'}"
+    for key, digest in code_digests(own).items():
+        yield f"  SHA-256 {digest[:12]}  {key}"
 
 
 def numbers(bus: Bus, step: int) -> Iterator[str]:
@@ -76,9 +111,10 @@ def numbers(bus: Bus, step: int) -> Iterator[str]:
     if step not in ledger.steps:
         raise ConfigError(f"there is no step {step}: the log has steps up to {ledger.last_step}")
     fact = ledger.steps[step]
-    trainer = from_json(ledger.claims[fact.epoch].config).trainer
+    claim = ledger.claims[fact.epoch]
+    trainer = from_json(claim.config).trainer
     event, payloads = read_step(bus, fact, lambda _: None)
-    yield from formula(trainer)
+    yield from formula(trainer, claim.code)
     yield ""
     first = event.samples[0].group_id
     own = [
@@ -129,7 +165,19 @@ _PROXIMAL = {
 def _advantage(by: LossSection) -> str:
     from rlstreams.workers.config.loss import WITHOUT_GROUPS
 
-    text = {
+    text = f"{_short(by.advantage)}(samples)" if by.has_own_advantage else _ours(by)
+    if by.reward_min:
+        text += f"; 0 where r < {by.reward_min:g}"
+    if by.advantage not in WITHOUT_GROUPS and not by.has_own_advantage:
+        text += f"; without siblings {'r' if by.lone == 'reward' else '0'}"
+    if by.overlong_tokens:
+        start = by.overlong_tokens - by.overlong_buffer_tokens
+        text += f"; r less up to {by.overlong_factor:g} for {start} to {by.overlong_tokens} tokens"
+    return text
+
+
+def _ours(by: LossSection) -> str:
+    return {
         "grpo": "(r - mean) / (std + 1e-6) of the group"
         if by.normalize_std
         else "r - mean of the group",
@@ -142,14 +190,11 @@ def _advantage(by: LossSection) -> str:
         "reward": "r",
         "one": "1",
     }[by.advantage]
-    if by.reward_min:
-        text += f"; 0 where r < {by.reward_min:g}"
-    if by.advantage not in WITHOUT_GROUPS:
-        text += f"; without siblings {'r' if by.lone == 'reward' else '0'}"
-    if by.overlong_tokens:
-        start = by.overlong_tokens - by.overlong_buffer_tokens
-        text += f"; r less up to {by.overlong_factor:g} for {start} to {by.overlong_tokens} tokens"
-    return text
+
+
+def _short(name: str) -> str:
+    """The function's name, of `file.py:name` or `module:name`."""
+    return name.rpartition(":")[2]
 
 
 def _weight(by: LossSection) -> str:
@@ -188,6 +233,8 @@ def _rejections(by: LossSection) -> Iterator[str]:
 def _loss(by: LossSection) -> str:
     low, high = f"{1 - by.clip_low:g}", f"{1 + by.clip_high:g}"
     most = f"{RATIO_MAX:g}"
+    if by.has_own_kind:
+        return f"{_short(by.kind)}(pi, prox, mu, A, w, ...) of each token"
     dual = f", at most -w {by.clip_dual:g} A where A < 0" if by.clip_dual else ""
     return {
         "ppo": f"-w min(rho A, clip(rho, {low}, {high}) A){dual}; rho = exp(pi - prox)",

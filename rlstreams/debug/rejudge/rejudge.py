@@ -34,7 +34,6 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.topics import CALLS, OUTCOMES
 from rlstreams.streams.run.run_log import RunLog
-from rlstreams.streams.segments import num_sampled
 from rlstreams.streams.sessions.chain import NoChainError, main_chain
 from rlstreams.streams.sessions.fold import SessionLog
 from rlstreams.streams.sessions.session import Session
@@ -44,8 +43,11 @@ from rlstreams.workers.config.trainer import TrainerSection
 from rlstreams.workers.config.user_code import Option, code_hashes, located
 from rlstreams.workers.rollout.judged import sample_of_chain, sample_of_trajectory
 from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.sandbox.recorded import Code
 from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
-from rlstreams.workers.trainer.learn.advantage import advantages_by, overlong_penalty, permuted
+from rlstreams.workers.trainer.claim import read_ledger
+from rlstreams.workers.trainer.learn.advantage import overlong_penalty, permuted
+from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
 
 AT_ONCE = 64  # samples that the grader has at a time
 _OPTIONS = "reward.options."
@@ -201,11 +203,12 @@ def rejudge(
         DeadlineError: a partition did not deliver up to its end.
         ConfigError: new rewards that `by` is not defined for; names the group.
     """
+    claims = read_ledger(log.bus, "rejudge").claims if by.loss.has_own_advantage else {}
     asked = {
         SampleId.of(one.event): _Asked(one.event.text, one.event.answer, one.event.metadata)
         for one in log.read(Prompt, groups, skip_unreadable=True)
     }
-    found, rewards, lengths = Rejudged(), dict[SampleId, float](), dict[SampleId, int]()
+    found, rewarded = Rejudged(), dict[SampleId, RewardedSample]()
     judged: dict[SampleId, tuple[OutcomeReported, str]] = {}
     with asyncio.Runner() as runner:
 
@@ -219,23 +222,24 @@ def rejudge(
             for session in _closed(log, found)
             if groups is None or _name(session).group_id in groups
         )
-        judge(_plain(log, groups, asked, decode, judged, rewards, lengths))
+        judge(_plain(log, groups, asked, decode, judged, rewarded))
     found.outcomes += [
-        NewOutcome(event=event, sample=name, was=rewards.get(name), text=text)
+        NewOutcome(event=event, sample=name, was=_reward(rewarded.get(name)), text=text)
         for name, (event, text) in judged.items()
     ]
     now = {
-        one.sample: one.event.reward
+        one.sample: Judgement(reward=one.event.reward, parts=one.event.parts)
         for one in found.outcomes
         if one.event.kind == REWARD and one.was is not None
     }
     for step in log.steps():
         if groups is not None and not any(ref.group_id in groups for ref in step.samples):
             continue
-        again = advantages_again(step, now, lengths, by)
+        code = claims[step.epoch].code if step.epoch in claims else {}
+        again = advantages_again(step, now, rewarded, by, code)
         found.num_steps += 1
         found.num_exact += again.is_exact
-        if any(now.get(name, ref.reward) != ref.reward
+        if any(name in now and now[name].reward != ref.reward
                for name, ref in zip(again.names, step.samples, strict=True)):  # fmt: skip
             found.steps.append(again)
     return found
@@ -264,16 +268,14 @@ def _plain(
     asked: Mapping[SampleId, _Asked],
     decode: Decode,
     judged: Mapping[SampleId, object],
-    rewards: dict[SampleId, float],
-    lengths: dict[SampleId, int],
+    rewarded: dict[SampleId, RewardedSample],
 ) -> Iterator[_Case]:
-    """Yield samples that were no sessions; fill `rewards` and `lengths` for all samples."""
+    """Yield samples that were no sessions; fill `rewarded` for all samples."""
     of_sessions = set(judged)
     for record in log.read(Trajectory, groups, skip_unreadable=True):
         event = record.event
         name = SampleId.of(event)
-        rewards[name] = event.reward
-        lengths[name] = num_sampled(event)
+        rewarded[name] = RewardedSample.of(event, event.reward)
         if name not in of_sessions:
             yield _Case(name, partial(_of_trajectory, event, asked, decode))
 
@@ -333,31 +335,41 @@ def _said_to(asked: Mapping[SampleId, _Asked], name: SampleId) -> _Asked:
 
 def advantages_again(
     step: StepCompleted,
-    now: Mapping[SampleId, float],
-    lengths: Mapping[SampleId, int],
+    now: Mapping[SampleId, Judgement],
+    rewarded: Mapping[SampleId, RewardedSample],
     by: TrainerSection,
+    code: Code,
 ) -> NewAdvantages:
     """Return the advantages of a step, from these rewards instead of the recorded ones.
 
     Args:
         now: other rewards, by sample; a sample without one keeps its own.
-        lengths: tokens that the policy sampled, by sample.
+        rewarded: samples as they are in the log.
+        code: source of the user's advantage, of the step's claim.
 
     Raises:
         ConfigError: rewards that `by` is not defined for; names the group.
     """
     names = [SampleId.of(ref) for ref in step.samples]
-    old = [ref.reward for ref in step.samples]
-    new = [now.get(name, reward) for name, reward in zip(names, old, strict=True)]
     was = np.array([ref.advantage for ref in step.samples], np.float32)
+    old = [
+        replace(rewarded.get(name) or RewardedSample.unread(name), reward=ref.reward)
+        for name, ref in zip(names, step.samples, strict=True)
+    ]
+    new = [
+        replace(one, reward=now[name].reward, parts=now[name].parts) if name in now else one
+        for name, one in zip(names, old, strict=True)
+    ]
 
-    def advantages(rewards: list[float]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    def advantages(samples: list[RewardedSample]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        rewards = [one.reward for one in samples]
         if by.loss.overlong_tokens:
-            taken = [overlong_penalty(lengths.get(name, 0), by.loss) for name in names]
+            taken = [overlong_penalty(one.num_tokens, by.loss) for one in samples]
             rewards = [r + p for r, p in zip(rewards, taken, strict=True)]
         if by.control == "permuted":
             rewards = permuted(rewards, step.step - 1)  # the number of steps before
-        return advantages_by(rewards, [group for group, _ in names], by.loss)
+        shaped = [replace(one, reward=r) for one, r in zip(samples, rewards, strict=True)]
+        return advantages_of(shaped, by.loss, code).of_samples
 
     return NewAdvantages(
         step=step.step,
@@ -366,6 +378,10 @@ def advantages_again(
         now=tuple(advantages(new).tolist()),
         is_exact=bool(np.array_equal(advantages(old), was)),
     )
+
+
+def _reward(sample: RewardedSample | None) -> float | None:
+    return None if sample is None else sample.reward
 
 
 def _last(session: Session) -> str | None:

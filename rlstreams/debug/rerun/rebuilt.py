@@ -8,7 +8,7 @@ them one by one. Under the recorded versions of hardware and libraries each hash
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -112,15 +112,21 @@ class Rebuilt:
         self.started_from = ""  # a checkpoint, or the model folder
         self.num_redone = 0  # steps done again since `started_from`
 
-    def again(self, step: int, change: TrainerSection | None = None) -> RedoneStep:
+    def again(
+        self,
+        step: int,
+        change: TrainerSection | None = None,
+        code: Mapping[str, str] | None = None,
+    ) -> RedoneStep:
         """Do a step again, from the weights in hand; see `redo_steps`.
 
         Raises RerunError: a record is gone; names its position.
         """
         found: list[RedoneStep] = []
         redo = redo_steps(
-            self._bus, self.ledger, self.training, step, step, change=change, on_step=found.append
-        )
+            self._bus, self.ledger, self.training, step, step,
+            change=change, code=code, on_step=found.append,
+        )  # fmt: skip
         with _readable(step):
             run_now(redo)
         return found[0]

@@ -7,7 +7,7 @@ came from the original policy. `lines` is for the terminal, `profile` a trace of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.layers import leaves, override_layer, tree_layer
 from rlstreams.workers.config.load import from_json, merged, tree_of
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.user_code import source_texts
+from rlstreams.workers.loop.agreement import code_digests, own_code
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
 from rlstreams.workers.trainer.training.training import Trained, Training
@@ -127,6 +129,25 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     return merged(layers, is_start=False).config
 
 
+def changed_code(
+    changed: RunConfig, settings: Sequence[str], code: Mapping[str, str]
+) -> dict[str, str]:
+    """Source of the user's loss and advantage under `settings`: of a function that these name it is
+    taken from its files as they are, of others from the step's claim.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    set_here = {name for name, _ in set_pairs(settings)}
+    found = dict(code)
+    for field, name, _ in changed.trainer.loss.own():
+        if field in set_here:
+            start = f"{field}: "
+            found = {key: text for key, text in found.items() if not key.startswith(start)}
+            found |= source_texts(field, name)
+    return found
+
+
 LABEL = "offline experiment on recorded data: true for the gradient of this step alone"
 
 
@@ -139,6 +160,7 @@ def lines(found: Rerun) -> list[str]:
         f"{counted(len(found.recorded.samples), 'sample')} in "
         f"{counted(len(found.recorded.micro_batches), 'micro-batch', 'micro-batches')}, "
         f"from version {found.recorded.policy_version - 1} to {found.recorded.policy_version}",
+        *found.code,
         "",
         f"{'':<15} {'recorded':<22} {'again':<22}",
     ]
@@ -221,6 +243,7 @@ class Rerun:
     again: Trained
     update_norm: float
     environment: str  # differences from the recorded versions; "": none
+    code: tuple[str, ...]  # lines on the user's recorded code that the step was done with
     change: Change | None
 
     @property
@@ -236,7 +259,7 @@ def rerun(
     *,
     checkpoints: Sequence[Path],
     weights: Sequence[Path] = (),
-    change: Callable[[RunConfig], RunConfig] | None = None,
+    settings: Sequence[str] | None = None,
 ) -> Rerun:
     """Do step `step` of a run, or of a recording behind the same port, again.
 
@@ -244,7 +267,7 @@ def rerun(
         config: names the present place of the model folder; all else comes from the step's claim.
         checkpoints: folders of checkpoints to choose from.
         weights: folders of weight versions, to name the parameter that differs.
-        change: makes the configuration of a second re-run from the step's configuration.
+        settings: of a second re-run, see `changed_config`; None: there is none.
 
     Raises:
         RerunError: no such step, another model folder, an earlier step that is not equal, or
@@ -253,8 +276,10 @@ def rerun(
     """
     with rebuilt(bus, config, step, step, checkpoints=checkpoints) as before:
         training = before.training
-        recorded = from_json(before.ledger.claims[before.ledger.steps[step].epoch].config)
-        changed = None if change is None else change(recorded)
+        claim = before.ledger.claims[before.ledger.steps[step].epoch]
+        recorded = from_json(claim.config)
+        changed = None if settings is None else changed_config(recorded, settings)
+        code = changed_code(changed, settings or (), claim.code) if changed else {}
         before.go_to(step - 1)
         state = SavedState(training, step - 1)
         found = before.again(step)
@@ -265,7 +290,7 @@ def rerun(
         if changed is not None:
             _check_changed(changed, payloads)
             state.back()
-            other = before.again(step, changed.trainer).again
+            other = before.again(step, changed.trainer, code).again
             experiment = _change(recorded, changed, other, state.weights, made, _weights(training))
         return Rerun(
             step=step,
@@ -276,8 +301,20 @@ def rerun(
             again=again,
             update_norm=float(_update(state.weights, made).norm()),
             environment=before.environment(step),
+            code=tuple(_code_lines(recorded, claim.code)),
             change=experiment,
         )
+
+
+def _code_lines(config: RunConfig, code: Mapping[str, str]) -> Iterator[str]:
+    """Lines on the user's loss and advantage of a claim, and whether this host has others now."""
+    try:
+        now = own_code(config) if code else {}
+    except ConfigError:
+        now = {}
+    for name, digest in code_digests(code).items():
+        here = "as it is here" if now.get(name) == code[name] else "NOT as it is here"
+        yield f"{name} as the log has it, SHA-256 {digest[:12]}, {here}"
 
 
 def _check_changed(changed: RunConfig, payloads: Sequence[Payload]) -> None:

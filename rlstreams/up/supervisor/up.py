@@ -59,7 +59,9 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import (
     HELD_OUT,
     WEIGHTS,
+    code_digests,
     other_files,
+    own_code,
     tokenizer_hash,
     user_code_hashes,
     weights_digest,
@@ -278,6 +280,7 @@ def file_changes(config: RunConfig, claim: TrainerStarted) -> list[tuple[str, st
     """Files of user code, of judges and of held-out rows that are not those of the claim,
     with 12 digits of both hashes."""
     files = user_code_hashes(config) | data_hashes(config.data, (HELD_OUT,))
+    files |= code_digests(own_code(config))
     return [(f"SHA-256 of {name}", was, is_) for name, is_, was in other_files(files, claim.hashes)]
 
 

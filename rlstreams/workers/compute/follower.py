@@ -77,7 +77,8 @@ class Follower:
         except OutOfMemoryError as err:
             answer = CommandResult(exhausted=(err.index, err.detail))
         except (RuntimeError, MemoryError, ConfigError) as err:
-            answer = CommandResult(kind=type(err).__name__, failure=str(err))
+            kind = ConfigError if isinstance(err, ConfigError) else type(err)
+            answer = CommandResult(kind=kind.__name__, failure=str(err))
         if number in self._objects:
             self._free()
             self._objects[number].leave()

@@ -8,7 +8,8 @@ clock or on what ran before. Which rank computes which micro-batch follows from 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,11 +30,13 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, Trai
 from rlstreams.workers.model.device import BinRunner, at_once
 from rlstreams.workers.model.model import causal_mask, configure_torch
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError
 from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, in_memory
+from rlstreams.workers.trainer.learn.own import loss_place
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult, problem_of
@@ -107,7 +110,7 @@ class Learner(LearnerState):
         self.num_micro_batches = 0  # begun so far: shows progress within a long step
         self.run: BinRunner = at_once  # runs each micro-batch
         self._again = again
-        self._set(optimizer, loss)
+        self._set(optimizer, loss, {})
 
     @classmethod
     def of(
@@ -137,14 +140,23 @@ class Learner(LearnerState):
         return cls(layers, optimizer, loss, lora, Mesh(device=device), step=step)
 
     @on_all
-    def configure(self, optimizer: OptimizerSection, loss: LossSection) -> None:
-        """Go on under this configuration from the next step; moments and step number stay."""
-        self._set(optimizer, loss)
+    def configure(
+        self, optimizer: OptimizerSection, loss: LossSection, code: Code | None = None
+    ) -> None:
+        """Go on under this configuration from the next step; moments and step number stay.
 
-    def _set(self, optimizer: OptimizerSection, loss: LossSection) -> None:
-        self._section, self._loss = optimizer, loss
+        Args:
+            code: source of a loss of the user's own.
+
+        Raises:
+            OwnCodeError: that loss cannot be loaded.
+        """
+        self._set(optimizer, loss, code or {})
+
+    def _set(self, optimizer: OptimizerSection, loss: LossSection, code: Code) -> None:
+        passes = Passes(self._shards.root, self._shards.device, loss, code)
+        self._section, self._loss, self._code, self._passes = optimizer, loss, code, passes
         self._adam.configure(optimizer)
-        self._passes = Passes(self._shards.root, self._shards.device, loss)
 
     @on_all
     def pass_over(self) -> None:
@@ -184,7 +196,7 @@ class Learner(LearnerState):
     def _probe(self, batch: Any) -> str:  # noqa: ANN401
         totals, grad_norm = self._gradient(self._prepared(batch))
         self._adam.clear()
-        return problem_of(self._loss_of(totals), grad_norm)
+        return self._problem(totals, grad_norm)
 
     @on_all
     def _step(self, batch: Any) -> StepResult:  # noqa: ANN401
@@ -265,10 +277,16 @@ class Learner(LearnerState):
             totals, grad_norm = self._gradient(replace(batch, micro_batches=parts), meanwhile)
         except OutOfMemoryError as err:
             raise OutOfMemoryError(members[err.index], err.detail) from None
-        if problem := problem_of(self._loss_of(totals), grad_norm):
+        if problem := self._problem(totals, grad_norm):
             self._adam.clear()
             raise NumericsError(f"step {self.step_number + 1}: {problem}")
         return totals, grad_norm
+
+    def _problem(self, totals: LossTotals, grad_norm: float) -> str:
+        """Problem with the numbers of an update, with the place of a loss of the user's own."""
+        problem = problem_of(self._loss_of(totals), grad_norm)
+        place = loss_place(self._loss, self._code) if problem else ""
+        return f"{problem}, by {place}" if place else problem
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with the loss's inputs that need the whole batch before its first update."""
@@ -318,11 +336,20 @@ class Learner(LearnerState):
         if task.is_empty:
             self._passes.pass_by(task.micro_batch)
         else:
-            self._passes.accumulate(task.micro_batch, sums)
+            with self.named():
+                self._passes.accumulate(task.micro_batch, sums)
         gradients = self._shards.gradients()
         for name, path in self._plan.trained.items():
             if path in gradients:
                 self._adam.take(name, gradients[path])
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the step in an error of the user's code."""
+        try:
+            yield
+        except OwnCodeError as err:
+            raise OwnCodeError(f"step {self.step_number + 1}: {err}") from err
 
     def _add_up(self) -> None:
         """Sum the gradients over the ranks that have the same rows."""
@@ -354,7 +381,7 @@ class Learner(LearnerState):
         assert self._again is not None, "of several ranks"
         self.mesh.join(meeting)
         self._use(self._again())
-        self._set(self._section, self._loss)
+        self._set(self._section, self._loss, self._code)
         for path, old in self._old.items():
             self._shards.put_back(path, old)
         del self._old

@@ -17,20 +17,27 @@ from rlstreams.workers.model.documents import Documents
 from rlstreams.workers.model.one_order import backward
 from rlstreams.workers.model.routing import Routes
 from rlstreams.workers.model.token_scores import Score, TokenScores
+from rlstreams.workers.sandbox.recorded import Code
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, look_of
 from rlstreams.workers.trainer.learn.critic import with_values
 from rlstreams.workers.trainer.learn.distill import taught
 from rlstreams.workers.trainer.learn.kl import kl_terms, with_entropy, with_kl
 from rlstreams.workers.trainer.learn.loss import policy_losses, proximal_of, reduced
 from rlstreams.workers.trainer.learn.loss_totals import LossSums
+from rlstreams.workers.trainer.learn.own import loss_of
 from rlstreams.workers.trainer.learn.packing import MicroBatch
 
 
 class Passes:
     """Passes of one rank's model under one loss; ranks that share a row call them together."""
 
-    def __init__(self, scorer: Score, device: torch.device, loss: LossSection) -> None:
+    def __init__(self, scorer: Score, device: torch.device, loss: LossSection, code: Code) -> None:
+        """
+        Args:
+            code: see `loss_of`.
+        """
         self._scorer, self._device, self._loss = scorer, device, loss
+        self._call = loss_of(loss, code)
         self._tensor = partial(on_device, device)
 
     @torch.no_grad()
@@ -89,7 +96,8 @@ class Passes:
             sums.add_reference(kl_N)
         losses = policy_losses(
             policy_N, proximal_N, behavior_N, advantages_N, counts_R, self._loss,
-            of("factors_BT"), gains_N,
+            of("factors_BT"), gains_N, call=self._call, ages_N=of("ages_BT"),
+            entropy_N=scores.entropy_N, reference_N=reference_N,
         )  # fmt: skip
         if reference_N is not None and self._loss.kl_coef:
             kl_N = kl_terms(policy_N, reference_N, self._loss)

@@ -219,6 +219,7 @@ def _start_problems(config: RunConfig) -> Iterator[str]:
     yield from without_effect(config)
     has_baseline = trainer.loss.advantage not in WITHOUT_GROUPS
     is_lone = config.prompts.group_size == 1 and trainer.loss.lone == "zero"
+    is_lone &= not trainer.loss.has_own_advantage
     if is_lone and has_baseline:
         yield (
             "[prompts.group_size]: a sample without siblings has nothing to be compared with, its "
@@ -294,7 +295,7 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
             "set trainer.loss.overlong_tokens to 0, or another advantage"
         )
     if loss.advantage == "one" and not loss.reward_min:
-        if loss.kind not in ("sft", "distill"):
+        if loss.kind not in ("sft", "distill") and not loss.has_own_kind:
             yield (
                 f"[trainer.loss.advantage] with trainer.loss.kind {loss.kind!r} and "
                 "trainer.loss.reward_min 0: good and bad answers would count alike; set "
@@ -309,7 +310,7 @@ def _advantage_problems(trainer: TrainerSection) -> Iterator[str]:
 
 def _sft_problems(loss: LossSection) -> Iterator[str]:
     """Problems of settings of a likelihood, which has neither ratio nor importance weight."""
-    if loss.advantage not in UNCOMPARED:
+    if loss.advantage not in UNCOMPARED and not loss.has_own_advantage:
         yield (
             "trainer.loss.kind is 'sft', but [trainer.loss.advantage], which is below 0 for some: "
             'set "one", with reward_min to learn from good answers alone, or "reward"'
@@ -367,7 +368,7 @@ def loss_warnings(config: RunConfig) -> Iterator[str]:
     though they teach."""
     trainer, loss = config.trainer, config.trainer.loss
     once = trainer.minibatches * trainer.batch_epochs == 1
-    is_bounding = loss.kind not in ("m2po", "distill")
+    is_bounding = loss.kind not in ("m2po", "distill") and not loss.has_own_kind
     is_separate = config.logprob.place == "separate"  # elsewhere there is nothing better to take
     if loss.proximal == "step_start" and once and is_bounding and is_separate:
         yield (

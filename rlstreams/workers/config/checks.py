@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.nearest import meant
 
 _EVERY_INTERFACE = ("", "0.0.0.0", "::")
 _NAMED = re.compile(r"\[([a-z_][\w.]*)\]")
@@ -23,6 +24,7 @@ class Must(NamedTuple):
 
     wanted: str
     admits: Callable[[Any], object]
+    names: Sequence[str] = ()  # values of our own, of which the nearest is named
 
 
 _ABOVE_0 = Must("above 0", lambda value: value > 0)
@@ -67,7 +69,10 @@ class Section:
         cls: Any = type(self)
         for name, must in _musts(cls):
             if not must.admits(value := getattr(self, name)):
-                raise ConfigError(f"{self._section}.{name} must be {must.wanted}, got {value!r}")
+                near = meant(str(value), must.names)
+                raise ConfigError(
+                    f"{self._section}.{name} must be {must.wanted}, got {value!r}{near}"
+                )
         refuse_first(self._problems(), self, f"{self._section}.")
 
     def _problems(self) -> Iterator[str]:

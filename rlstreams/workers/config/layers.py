@@ -46,6 +46,8 @@ _PATHS = frozenset(
     {"data.train", "data.held_out", "data.template", "model.path", "judge.model", "broker.jars_dir"}
     | {"reward.options.schema_file", "reward.options.template_file", "logprob.reference"}
 )
+_CODE = frozenset({"reward.verifier", "reward.options.parse", "environment.name"})
+_CODE |= {"trainer.loss.kind", "trainer.loss.advantage"}
 _WORDS = {"logprob.reference": START}  # words that may stand in the place of a path
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"
@@ -306,7 +308,7 @@ def _located(name: str, value: Any, folder: Path) -> Any:  # noqa: ANN401
         return value if is_name else _absolute(value, folder)
     if name == "engine.python" and "/" in value:  # else it is looked up in PATH
         return _absolute(value, folder)
-    if name in ("reward.verifier", "reward.options.parse", "environment.name"):
+    if name in _CODE:
         return _verifier(value, folder)
     if name in _ARRAYS:
         located = _located_part if name == _PARTS else _located_agent

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Literal, get_args
 
 from rlstreams.workers.config.checks import (
+    Must,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -15,14 +16,26 @@ from rlstreams.workers.config.checks import (
     Share,
     ShareBelow1,
 )
+from rlstreams.workers.config.user_code import Option, located
 
 Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft", "distill"]
 Advantage = Literal[
     "grpo", "rloo", "reinforce++", "reinforce++baseline", "maxrl", "gae", "reward", "one"
 ]
+KINDS: tuple[str, ...] = get_args(Kind)
+ADVANTAGES: tuple[str, ...] = get_args(Advantage)
 UNCOMPARED = ("reward", "one")  # advantages that compare a reward with no other
 RATIO_MAX = 10.0  # policy / proximal, where a loss multiplies by it and does not clip it
 WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sample with its group
+
+
+def _ours_or_own(names: tuple[str, ...]) -> Must:
+    """One of our names, or a function of the user's."""
+    return Must(
+        f"one of {', '.join(map(repr, names))}, or your `file.py:function` or `module:function`",
+        lambda value: value in names or located(value) is not None,
+        names,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +43,14 @@ class LossSection(Section, section="trainer.loss"):
     """Policy loss: advantages, bounds of a token's ratio, and corrections of the sampler's weight.
     Formulas and sources: infra/docs/loss.md; `rlstreams config loss` prints the one that runs."""
 
-    kind: Kind = "ppo"
+    kind: Annotated[str, _ours_or_own(KINDS)] = "ppo"
     """Bound of a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 0.03,
     `clip_high` 0.04; to the step's start 3e-4, 4e-4), the token's weight (CISPO), a soft gate
     (SAPO), a divergence (DPPO), the batch's second moment (M2PO). `sft`: the answers' likelihood;
-    `distill`: the divergence from a teacher, `logprob.reference`."""
+    `distill`: the divergence from a teacher, `logprob.reference`; or your `file.py:function` or
+    `module:function`, called in the trainer with (tokens)."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """Keyword arguments for your loss. They are in the log as they are written here: no secrets."""
     proximal: Literal["sampled", "behavior", "step_start", "interpolated"] = "sampled"
     """Policy that the ratio is taken to: the version that sampled, scored again; the sampler
     itself; the weights before the step's first update; or an approximation of these."""
@@ -61,10 +77,13 @@ class LossSection(Section, section="trainer.loss"):
     second_moment_max: PositiveFloat = 0.04
     """Of `m2po`: the batch's mean of (log policy / behavior)^2; the tokens furthest off are
     masked."""
-    advantage: Advantage = "grpo"
+    advantage: Annotated[str, _ours_or_own(ADVANTAGES)] = "grpo"
     """Baseline of a reward: the group (GRPO), the siblings (RLOO), the batch
     (REINFORCE++), the group, divided by its mean (MaxRL), or a critic's value of each token
-    (GAE); `reward`: none; `one`: each sample has advantage 1."""
+    (GAE); `reward`: none; `one`: each sample has advantage 1; or your `file.py:function` or
+    `module:function`, called in the trainer with (samples) of a batch."""
+    advantage_options: dict[str, Option] = field(default_factory=dict)
+    """Keyword arguments for your advantage, as `options` for your loss."""
     reward_min: NonNegativeFloat = 0.0
     """With `reward` and `one`: a sample of a lower reward has advantage 0; 0: none has."""
     normalize_std: bool = True
@@ -139,6 +158,24 @@ class LossSection(Section, section="trainer.loss"):
     """Samples that were cut stay out of the loss; siblings are still compared with them."""
 
     @property
+    def has_own_kind(self) -> bool:
+        """Whether the loss is a function of the user's."""
+        return self.kind not in KINDS
+
+    @property
+    def has_own_advantage(self) -> bool:
+        """Whether the advantage is a function of the user's."""
+        return self.advantage not in ADVANTAGES
+
+    def own(self) -> Iterator[tuple[str, str, dict[str, Option]]]:
+        """Full name of each field that names a function of the user's, its value, and the
+        function's options."""
+        if self.has_own_kind:
+            yield f"{self._section}.kind", self.kind, self.options
+        if self.has_own_advantage:
+            yield f"{self._section}.advantage", self.advantage, self.advantage_options
+
+    @property
     def looks_first(self) -> bool:
         """Whether a step begins with a forward pass over the whole batch."""
         return (
@@ -170,6 +207,10 @@ class LossSection(Section, section="trainer.loss"):
             yield "[weight_floor], not below [weight_cap]"
         if self.veto_high and self.veto_high < 1:
             yield f"trainer.loss.veto_high must be at least 1, or 0 for none, got {self.veto_high}"
+        for name, is_own in (("kind", self.has_own_kind), ("advantage", self.has_own_advantage)):
+            options = "options" if name == "kind" else "advantage_options"
+            if getattr(self, options) and not is_own:
+                yield f"[{options}], but [{name}]: only a function of your own has options"
         yield from self._distill_problems()
         yield from self._critic_problems()
         yield from self._rejection_problems()
@@ -180,7 +221,7 @@ class LossSection(Section, section="trainer.loss"):
                 if getattr(self, name) != off:
                     yield f"[{name}], but [kind]: only 'distill' has a teacher"
             return
-        if self.advantage not in UNCOMPARED:
+        if self.advantage not in UNCOMPARED and not self.has_own_advantage:
             yield (
                 '[kind], but [advantage]: the teacher says what is better; set "one", with '
                 'reward_min to learn from good answers alone, or "reward"; to learn from a '
@@ -208,10 +249,10 @@ class LossSection(Section, section="trainer.loss"):
                 "[off_policy_max], but with trainer.loss.advantage 'gae' a sample has no "
                 "advantage, its tokens have: set it to 0"
             )
-        for field in fields(self) if self.advantage != "gae" else ():
-            is_other = getattr(self, field.name) != field.default
-            if field.name.startswith(("gae_", "value_")) and is_other:
-                yield f"[{field.name}], but [advantage]: only 'gae' has a critic"
+        for own in fields(self) if self.advantage != "gae" else ():
+            is_other = getattr(self, own.name) != own.default
+            if own.name.startswith(("gae_", "value_")) and is_other:
+                yield f"[{own.name}], but [advantage]: only 'gae' has a critic"
 
     def _rejection_problems(self) -> Iterator[str]:
         if (self.rejection == "none") != (self.rejection_high == 0):

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlstreams.streams.digests import file_sha256
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.nearest import meant_path
 
 # Any: what lies inside arrays and tables is for its receiver to judge.
 Option: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
+SOURCE_MAX_BYTES = 1_000_000  # of source text in a claim
 
 
 def resolved(options: Mapping[str, Option], field: str) -> dict[str, Option]:
@@ -44,10 +47,15 @@ def located(name: str) -> tuple[str, str, str] | None:
 
 
 def code_hashes(name: str) -> dict[str, str]:
-    """SHA-256, hexadecimal, of the files that `file.py:name` or `module:name` runs.
+    """SHA-256, hexadecimal, of the files that `code_files` finds."""
+    return {path: hashlib.sha256(text).hexdigest() for path, text in code_files(name).items()}
+
+
+def code_files(name: str) -> dict[str, bytes]:
+    """Content of the files that `file.py:name` or `module:name` runs.
 
     These are the file itself, and what it imports from beside it, or of an installed package from
-    the same package; in turn. Nothing is run.
+    the same package; in turn, with the packages that they lie in. Nothing is run.
 
     Returns:
         By path relative to the folder where imports begin; empty: `name` is neither, or not here.
@@ -61,15 +69,60 @@ def code_hashes(name: str) -> dict[str, str]:
     if places[0].name == "__init__.py" and not file:
         root = root.parent
     top = "" if file or not _is_installed(root) else module.partition(".")[0]
-    found: dict[str, str] = {}
+    found: dict[str, bytes] = {}
     while places:
         place = places.pop()
         path = place.relative_to(root).as_posix()
         if path not in found and top in ("", path.split("/")[0].removesuffix(".py")):
-            content = place.read_bytes()
-            found[path] = hashlib.sha256(content).hexdigest()
-            places += _imported(place, content, root)
+            found[path] = place.read_bytes()
+            places += _imported(place, found[path], root)
     return found
+
+
+def source_texts(field: str, name: str) -> dict[str, str]:
+    """Text of the files of `code_files`, by `FIELD: PATH`, for the log.
+
+    Raises:
+        ConfigError: there is no such file; one is not UTF-8; all together are too long.
+    """
+    files = code_files(name)
+    if not files:
+        file, module, _ = located(name) or ("", name, "")
+        near = meant_path(file) if file else f", nor in {Path.cwd()}"
+        where = "is not there" if file else f"is no module of {sys.prefix}"
+        raise ConfigError(f"{field} is {name!r}: {file or module} {where}{near}")
+    if (size := sum(map(len, files.values()))) > SOURCE_MAX_BYTES:
+        raise ConfigError(
+            f"{field} is {name!r}, of which the log keeps all {len(files)} files that it imports: "
+            f"they have {size:,} bytes, at most {SOURCE_MAX_BYTES:,} are kept; copy the function "
+            "into a file that imports less of its package"
+        )
+    texts: dict[str, str] = {}
+    for path, content in files.items():
+        try:
+            texts[f"{field}: {path}"] = content.decode("utf-8")
+        except UnicodeDecodeError as err:
+            raise ConfigError(f"{field}: {path}: byte {err.start} is not UTF-8") from err
+    return texts
+
+
+def docstring_of(text: str, function: str) -> str | None:
+    """First line of a function's docstring, "" without one; None: the text defines no such name."""
+    try:
+        nodes = ast.parse(text.removeprefix("\ufeff")).body
+    except (SyntaxError, ValueError):
+        return ""  # its loader reports that
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == function:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    return "" if function in names | imported else None
 
 
 def option_hashes(section: str, options: Mapping[str, Option]) -> dict[str, str]:
@@ -88,10 +141,11 @@ def option_hashes(section: str, options: Mapping[str, Option]) -> dict[str, str]
 
 
 def _found(module: str) -> Iterator[Path]:
-    """The file of a module, as an import would find it; none: there is no such."""
+    """The file of a module, as an import would find it, and those of the packages that it lies in,
+    from within; none: there is no such."""
     for folder in [*sys.path, str(Path.cwd())]:
         if module and (files := _files(Path(folder or "."), module)):
-            yield files[-1].resolve()
+            yield from (file.resolve() for file in reversed(files))
             return
 
 

@@ -22,7 +22,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.hub import found_folder, model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import START, RunConfig
-from rlstreams.workers.config.user_code import code_hashes, option_hashes
+from rlstreams.workers.config.user_code import code_hashes, option_hashes, source_texts
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.host import NOT_INSTALLED, commit, library_versions
 from rlstreams.workers.weights.folder_digest import folder_digest
@@ -158,6 +158,24 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
         found |= {f"{place}: {path}": digest for path, digest in code_hashes(name).items()}
         found |= option_hashes(f"{section}.options", options)
     return found
+
+
+def own_code(config: RunConfig) -> dict[str, str]:
+    """Source text of the user's loss and advantage on this host, by `FIELD: PATH`; see
+    `TrainerStarted.code`.
+
+    Raises:
+        ConfigError: it cannot be recorded: see `source_texts`.
+    """
+    found: dict[str, str] = {}
+    for field, name, _ in config.trainer.loss.own():
+        found |= source_texts(field, name)
+    return found
+
+
+def code_digests(code: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 of each file of `own_code`, as a claim has them."""
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in code.items()}
 
 
 def is_user_code(name: str) -> bool:

@@ -38,7 +38,6 @@ def load(spec: Mapping[str, Any]) -> tuple[Callable[..., object], str]:
         UnusableError: there is no such thing; says where it was looked for, and what is nearest.
         Exception: whatever the user's code raises.
     """
-    name = spec["name"]
     if file := spec["file"]:
         sys.path.insert(0, str(Path(file).parent))
         module_spec = importlib.util.spec_from_file_location(Path(file).stem, file)
@@ -51,11 +50,16 @@ def load(spec: Mapping[str, Any]) -> tuple[Callable[..., object], str]:
         sys.path.append(str(Path.cwd()))
         module = _imported(spec["module"])
         file = getattr(module, "__file__", None) or spec["module"]
-    found = getattr(module, name, None)
+    return picked(module, spec, file), file
+
+
+def picked(module: ModuleType, spec: Mapping[str, Any], file: str) -> Callable[..., object]:
+    """The object of a module that `spec` names, of the file for messages; raises as `load`."""
+    name, kind = spec["name"], spec["kind"]
+    found: object = getattr(module, name, None)
     if not callable(found):
-        kind = spec["kind"]
         raise UnusableError(f"{file} has no {kind} {name!r} ({_instead(module, name, kind)})")
-    return found, file
+    return found
 
 
 def checked_function(made: Any, spec: Mapping[str, Any], file: str) -> list[str]:  # noqa: ANN401
@@ -66,7 +70,7 @@ def checked_function(made: Any, spec: Mapping[str, Any], file: str) -> list[str]
     """
     extra = _extra_wanted(made, len(FUNCTION), spec)
     keywords = {**spec["options"], **dict.fromkeys(extra)}
-    _check_call(made, FUNCTION, keywords, place_of(made, file), getattr(made, "__name__", "it"))
+    check_call(made, FUNCTION, keywords, place_of(made, file), getattr(made, "__name__", "it"))
     return extra
 
 
@@ -82,9 +86,9 @@ def checked_class(made: Any, spec: Mapping[str, Any], file: str) -> list[str]:  
         raise UnusableError(
             f"{file}: {name} must be a class with a method `step(self, completion)`"
         )
-    _check_call(made, MADE_WITH, spec["options"], file, name, "__init__")
+    check_call(made, MADE_WITH, spec["options"], file, name, "__init__")
     extra = _extra_wanted(step, 1 + len(STEP), {**spec, "options": {}})
-    _check_call(step, STEP, dict.fromkeys(extra), place_of(step, file), f"{name}.step", "step")
+    check_call(step, STEP, dict.fromkeys(extra), place_of(step, file), f"{name}.step", "step")
     return extra
 
 
@@ -131,7 +135,7 @@ def _extra_wanted(function: Any, num_taken: int, spec: Mapping[str, Any]) -> lis
     return [name for name in spec["extra"] if name in names and name not in spec["options"]]
 
 
-def _check_call(
+def check_call(
     function: Any,  # noqa: ANN401
     arguments: Sequence[str],
     keywords: Mapping[str, object],
@@ -139,6 +143,11 @@ def _check_call(
     name: str,
     method: str = "",
 ) -> None:
+    """Check that a function takes these arguments, and these by keyword.
+
+    Raises:
+        UnusableError: it does not; says how to write it.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:  # of a compiled function: the first call will show it

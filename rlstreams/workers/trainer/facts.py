@@ -19,7 +19,9 @@ from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import (
     REFERENCE,
     WEIGHTS,
+    code_digests,
     other_files_text,
+    own_code,
     reference_digest,
     shape_hash,
     tokenizer_hash,
@@ -56,6 +58,9 @@ def make_claim(
     config = context.config
     if ledger.claim is None:
         _check_fresh(context, bus, ledger)
+    before = _before(ledger)
+    is_ours = before is not None and _is_of_this_start(context, before)
+    code = _code(context, before if is_ours else None)
     names = [topic.name for topic in existing(bus, TOPICS)]
     event = TrainerStarted(
         run=config.run.id,
@@ -69,22 +74,62 @@ def make_claim(
         topic_ids=dict(bus.topic_ids(names)),
         partitions={name: bus.partitions(name) for name in names},
         config=resolved_json(config),
-        hashes=hashes_of(config) | {"model": model_hash},
+        hashes=hashes_of(config, code) | {"model": model_hash},
         versions=dict(versions),
         started_at_ms=now_ms(),
         host=host_name(),
+        code=code,
     )
-    if ledger.claim is not None:
-        # Not simply the newest claim: a forged one made no step, and its content is arbitrary.
-        made = {fact.epoch for fact in ledger.steps.values()} | {min(ledger.claims)}
-        before = ledger.claims[max(made)]
+    if before is not None:
         check_same_run(before, event)
-        if context.claims_after is not None and before.epoch > context.claims_after:
+        if is_ours:
             _check_files(context, before, event)
         check_tail(bus, ledger, config.run.id, context.folder)
     elif ledger.branch is not None:
         check_branch(ledger.branch, config, event.hashes)
     return event
+
+
+def _before(ledger: Ledger) -> TrainerStarted | None:
+    """The claim that the next one is compared with; None: the run begins.
+
+    Not simply the newest: a forged one made no step, and its content is arbitrary.
+    """
+    if ledger.claim is None:
+        return None
+    made = {fact.epoch for fact in ledger.steps.values()} | {min(ledger.claims)}
+    return ledger.claims[max(made)]
+
+
+def _is_of_this_start(context: Context, before: TrainerStarted) -> bool:
+    """Whether a claim is of a trainer of the same supervisor."""
+    return context.claims_after is not None and before.epoch > context.claims_after
+
+
+def _code(context: Context, before: TrainerStarted | None) -> dict[str, str]:
+    """Source of the user's loss and advantage to train with: as they are at a start of the run, and
+    as they were then when its supervisor starts its trainer again, though they were edited.
+
+    Args:
+        before: the claim of that start; None: this is the first.
+
+    Raises:
+        ConfigError: there is no such file, or one that cannot be recorded.
+    """
+    if before is None or not before.code:
+        return own_code(context.config)
+    try:
+        now = code_digests(own_code(context.config))
+    except ConfigError as err:
+        context.log.warning("changed_code", what=f"{err}; the trainer goes on with the recorded")
+    else:
+        if found := other_files_text(now, code_digests(before.code)):
+            context.log.warning(
+                "changed_code",
+                what=f"{found}: the trainer goes on with that of its claim, a start of the run "
+                "with --resume takes what is here",
+            )
+    return dict(before.code)
 
 
 def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
@@ -186,8 +231,12 @@ def _check_fresh(context: Context, bus: Bus, ledger: Ledger) -> None:
     )
 
 
-def hashes_of(config: RunConfig) -> dict[str, str]:
-    """Hashes of data, tokenizer, the model's shape, weights and user code, as a claim has them."""
+def hashes_of(config: RunConfig, code: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Hashes of data, tokenizer, the model's shape, weights and user code, as a claim has them.
+
+    Args:
+        code: source of the user's loss and advantage; None: as it is on this host.
+    """
     path = config.model.path
     of_model = {
         "tokenizer": tokenizer_hash(path),
@@ -196,6 +245,7 @@ def hashes_of(config: RunConfig) -> dict[str, str]:
         REFERENCE: reference_digest(config),
     }
     of_files = data_hashes(config.data) | user_code_hashes(config)
+    of_files |= code_digests(own_code(config) if code is None else code)
     return of_files | {name: digest for name, digest in of_model.items() if digest}
 
 

@@ -82,7 +82,7 @@ class TrainerWorker:
         writer = self._writer = LedgerWriter(
             context, claimed.producer, epoch, self._reporter, at, self._step + 1
         )
-        self._target = claimed.claim.step_target
+        self._target, self._code = claimed.claim.step_target, claimed.claim.code
         self._done = self.is_paused = False
         self._drain_until = 0.0  # monotonic; 0: it does not drain
         self._life: Resumable[None] = self._live()
@@ -199,7 +199,7 @@ class TrainerWorker:
         """Report the redone steps. If weights differ, stop, or go on with our own under a new
         version: only a checkpoint holds them, because no redo elsewhere makes them."""
         redone = yield from self._recovery.come_back()
-        self._training.configure(self._config)
+        self._training.configure(self._config, self._code)
         self._writer.redone(redone)
         if self._config.is_redo_exact and (unequal := redone.first_unequal) is not None:
             before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]

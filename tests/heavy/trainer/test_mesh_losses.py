@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.compute.team import Team
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import LayoutSection, OptimizerSection, TrainerSection
 from rlstreams.workers.trainer.learn.packing import Batch, MicroBatch
 from rlstreams.workers.trainer.training.training import Training
 from tests import families
+from tests.heavy.trainer.own_code import BOUNDS, PPO
 from tests.heavy.trainer.parallel_stand import batch_of, hashes, leave, meet_again
 
 TOLERANCE = 1e-5
@@ -125,3 +127,27 @@ def test_two_ranks_learn_what_one_learns(
     two.learner.configure(SECTION.optimizer, loss)
     assert (two.learner.step(batch), hashes(two)) == again
     leave(two)
+
+
+def test_a_loss_of_ones_own_on_two_ranks(folder: Path, team: Team) -> None:
+    """PPO of the user's gives the bits of ours; one that fails on a rank ends the step by its place
+    on that rank, and no rank waits for it."""
+    section = replace(SECTION, ranks=2)
+    two = Training(folder, section, threads=1, team=team)
+    start = {name: tensor.clone() for name, tensor in two.learner.weights().items()}
+    head = {name: t.clone() for name, t in two.learner.optimizer_tensors().items()}
+    own = LossSection(kind="my_loss:loss")
+    code = {"trainer.loss.kind: my_loss.py": PPO, "trainer.loss.kind: bounds.py": BOUNDS}
+    batch, found = asked(own), []
+    for loss, text in ((LossSection(), {}), (own, code)):
+        two.learner.load(start, head, 0)
+        two.learner.configure(SECTION.optimizer, loss, text)
+        found.append((two.learner.step(batch), hashes(two)))
+    assert found[0] == found[1]
+    short = batch.micro_batches[-1].num_loss_tokens
+    fails = f"def loss(tokens):\n    assert len(tokens.policy_N) != {short}, 'short'\n"
+    fails += "    return -tokens.policy_N\n"
+    two.learner.configure(SECTION.optimizer, own, {"trainer.loss.kind: my_loss.py": fails})
+    with pytest.raises(ConfigError, match=r"^step 2: trainer.loss.kind: my_loss.py:2: Assert"):
+        two.learner.step(batch)
+    two.close()

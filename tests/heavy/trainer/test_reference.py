@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.rerun import RerunError, changed_config, rerun
+from rlstreams.debug.rerun.rerun import RerunError, rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
@@ -204,7 +204,7 @@ def test_distillation_is_redone_to_the_bit(tmp_path: Path) -> None:
             config,
             2,
             checkpoints=[],
-            change=lambda c: changed_config(c, [f"trainer.loss.distill_top_k={num}"]),
+            settings=[f"trainer.loss.distill_top_k={num}"],
         )
         assert found.is_equal
         return found.change.metrics["kl_reference"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.rerun import changed_config, rerun
+from rlstreams.debug.rerun.rerun import rerun
 from rlstreams.schemas.events import DeadLetter, GroupsDropped, ScoredTrajectory, Tensor
 from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
 from tests.heavy.trainer.trainer_stand import (
@@ -105,7 +105,7 @@ def test_a_recorded_step_is_re_run_to_the_bit(tmp_path: Path) -> None:
         make_config(tmp_path),
         1,
         checkpoints=[],
-        change=lambda c: changed_config(c, ["trainer.loss.kind=cispo"]),
+        settings=["trainer.loss.kind=cispo"],
     )
     assert found.is_equal
     assert found.change.metrics["routing_flips"] == steps(log)[0].metrics["routing_flips"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlstreams.debug.rerun.rerun import changed_config, rerun
+from rlstreams.debug.rerun.rerun import rerun
 from rlstreams.schemas.events import GroupsDropped, MaskedSegment, ScoredTrajectory, StepsRedone
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.workers.compute.learn import Learner
@@ -235,7 +235,7 @@ def test_a_step_is_tried_with_other_mini_batches(tmp_path: Path) -> None:
         config,
         1,
         checkpoints=[],
-        change=lambda c: changed_config(c, ["trainer.minibatches=1"]),
+        settings=["trainer.minibatches=1"],
     )
     assert found.is_equal, [f for f in found.findings if not f.is_equal]
     assert "updates" not in found.change.metrics

@@ -70,11 +70,12 @@ def make_trainer(
     hardware: type[Training] = Training,
     server: WeightServer | None = None,
     beat: Callable[[], None] = lambda: None,
+    claims_after: int | None = None,
 ) -> TrainerWorker:
     bus = bus or MemoryBus(log, "demo")
     context = Context(
         config=config, bus=bus, role="trainer", ordinal=0, instance=instance, takeover=takeover,
-        beat=beat,
+        beat=beat, claims_after=claims_after,
     )  # fmt: skip
     training = hardware(Path(config.model.path), config.trainer, threads=1)
     server = server or FileWeightServer(context.folder / "weights", 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -319,3 +320,27 @@ def test_a_recording_and_a_verifier_of_the_configuration(tmp_path: Path) -> None
     assert [o.event.kind for o in found.outcomes] == ["reward"] * SIZE
     assert {o.event.reward for o in found.outcomes} == {0.0}
     assert found.steps[0].now == pytest.approx([0.0] * SIZE)
+
+
+def test_an_advantage_of_the_user_s_own_is_asked_again(tmp_path: Path) -> None:
+    """By the code of the step's claim, with the new rewards and parts; the files may be gone."""
+    text = "def own(samples, most):\n"
+    text += "    return [min(s.reward, most) + s.parts.get('length', 0.0) for s in samples]\n"
+    name = f"{tmp_path / 'gone.py'}:own"
+    by = TrainerSection(loss=LossSection(advantage=name, advantage_options={"most": 3.5}))
+    claim = trainer_started(code={"trainer.loss.advantage: gone.py": text})
+    bus = MemoryBus(made_log("r"), "r")
+    refs = tuple(sample_ref(sample=n, reward=1.0, advantage=1.0) for n in range(SIZE))
+    begun: list[tuple[Topic, Event]] = [(STEPS, claim)]
+    begun.append((STEPS, replace(step([1.0] * SIZE), samples=refs)))
+    for number in range(SIZE):
+        begun.append((PROMPTS, prompt(sample=number, group_size=SIZE)))
+        begun += [(CALLS, event) for event in session(number)]
+        sample = replace(sample_of(number, 1.0), reward_parts={})
+        begun.append((TRAJECTORIES, sample))
+    bus.producer("w").commit([outgoing(topic, event) for topic, event in begun])
+    grader = Grader(name="length", hash="h1", verifier=by_length([]))
+    with BusLog(bus, "r") as log:
+        found = rejudge(log, grader, numbers, by)
+    (changed,) = found.steps
+    assert (found.num_exact, changed.now) == (1, (2.0, 1.0, 4.0, 4.5))

@@ -11,11 +11,12 @@ import numpy.typing as npt
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.segments import num_sampled
-from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, Advantage, LossSection
+from rlstreams.workers.config.loss import UNCOMPARED, WITHOUT_GROUPS, LossSection
 from rlstreams.workers.loop.validation import check_reward
 
 STD_FLOOR = 1e-6
 Floats = npt.NDArray[np.float64]
+Float32s = npt.NDArray[np.float32]
 
 
 def group_advantages(
@@ -24,7 +25,7 @@ def group_advantages(
     *,
     normalize_std: bool = True,
     lone: Literal["zero", "reward"] = "zero",
-    kind: Advantage = "grpo",
+    kind: str = "grpo",
 ) -> npt.NDArray[np.float32]:
     """One advantage per sample, from the rewards r of its group of n, or of the batch; unbiased
     std.
@@ -138,7 +139,7 @@ def _maxrl(rewards: Floats, _: bool) -> Floats:
     return (rewards - rewards.mean()) / rewards.mean()
 
 
-_OF_GROUP: Mapping[Advantage, Callable[[Floats, bool], Floats]] = {
+_OF_GROUP: Mapping[str, Callable[[Floats, bool], Floats]] = {
     "grpo": _grpo,
     "rloo": _rloo,
     "reinforce++baseline": _centred,

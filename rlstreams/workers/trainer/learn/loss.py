@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlstreams.workers.config.loss import Kind, LossSection
+from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.trainer.learn.correction import (
     LOG_RATIO_LIMIT,
     bounded_ratios,
@@ -47,10 +47,14 @@ class LossTokens(NamedTuple):
 
     policy_N: Tensor  # log-probs, with gradient
     proximal_N: Tensor
+    behavior_N: Tensor
     advantages_N: Tensor
-    weights_N: Tensor
-    counts_R: Sequence[int]
+    weights_N: Tensor  # importance weights, 0 of a rejected token
+    counts_R: Sequence[int]  # tokens of each row
     gains_N: Tensor | None = None  # of a teacher, with gradient
+    ages_N: Tensor | None = None  # staleness, versions
+    entropy_N: Tensor | None = None  # of the policy, nats, with gradient
+    reference_N: Tensor | None = None  # None: the run compares with no reference
 
     def ratios(self) -> Tensor:
         """rho = policy / proximal of each token, the log-ratio clamped to +-20."""
@@ -59,6 +63,11 @@ class LossTokens(NamedTuple):
     def bounded(self) -> Tensor:
         """min(rho, 10): `correction.bounded_ratios`."""
         return bounded_ratios(self.policy_N, self.proximal_N)
+
+
+# Loss, ratio, and whether its gradient was cut off: by token.
+Bounded = tuple[Tensor, Tensor, Tensor]
+LossCall = Callable[[LossTokens, LossSection], Bounded]
 
 
 def policy_losses(
@@ -70,6 +79,9 @@ def policy_losses(
     by: LossSection,
     factors_N: Tensor | None = None,
     gains_N: Tensor | None = None,
+    *,
+    call: LossCall | None = None,
+    **more: Tensor | None,
 ) -> TokenLosses:
     """The loss that `by.kind` names, token by token; any float dtype.
 
@@ -80,6 +92,8 @@ def policy_losses(
         counts_R: tokens of each row, which sum to N; none is 0.
         factors_N: on the weights, where the whole batch decides them (`batch_factors.py`).
         gains_N: for `distill`: a teacher's gain for each token (`distill.py`).
+        call: the loss, where it may be the user's (`own.loss_of`).
+        more: further fields of `LossTokens`.
     """
     weights_N = correction_weights(proximal_N, behavior_N, counts_R, by)
     if factors_N is not None:
@@ -89,8 +103,10 @@ def policy_losses(
         drift_N = of_rows((behavior_N - policy_N).detach(), counts_R, torch.mean)
         is_off_N = (advantages_N < 0) & (drift_N > by.off_policy_max)
         weights_N = torch.where(is_off_N, 0.0, weights_N)
-    tokens = LossTokens(policy_N, proximal_N, advantages_N, weights_N, counts_R, gains_N)
-    losses_N, ratios_N, is_clipped_N = LOSSES[by.kind](tokens, by)
+    tokens = LossTokens(
+        policy_N, proximal_N, behavior_N, advantages_N, weights_N, counts_R, gains_N, **more
+    )
+    losses_N, ratios_N, is_clipped_N = (call or LOSSES[by.kind])(tokens, by)
     return TokenLosses(losses_N, weights_N, ratios_N.detach(), is_clipped_N.detach())
 
 
@@ -125,10 +141,6 @@ def proximal_of(
             share_N = (ages_N - 1).clamp(min=0) / ages_N.clamp(min=1)
             return sampled_N + share_N * (policy_N.detach() - sampled_N)
     return sampled_N
-
-
-# Loss, ratio, and whether its gradient was cut off: by token.
-Bounded = tuple[Tensor, Tensor, Tensor]
 
 
 def _ppo(tokens: LossTokens, by: LossSection) -> Bounded:
@@ -208,7 +220,7 @@ def _distill(tokens: LossTokens, _: LossSection) -> Bounded:
     return -tokens.weights_N * gains_N, tokens.ratios(), never_N
 
 
-LOSSES: Mapping[Kind, Callable[[LossTokens, LossSection], Bounded]] = {
+LOSSES: Mapping[str, LossCall] = {
     "ppo": _ppo,
     "gspo": _gspo,
     "cispo": _cispo,

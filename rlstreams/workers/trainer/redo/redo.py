@@ -141,6 +141,7 @@ def redo_steps(
     last: int,
     *,
     change: TrainerSection | None = None,
+    code: Mapping[str, str] | None = None,
     compute: Compute = at_once,
     while_waiting: Callable[[int], None] = lambda _: None,
     on_step: Callable[[RedoneStep], bool | None],
@@ -155,6 +156,7 @@ def redo_steps(
         ledger: one that keeps its steps.
         change: a configuration to use instead; if it cuts micro-batches otherwise they are cut
             anew.
+        code: source of the user's loss and advantage to use with `change`; None: the claim's.
         while_waiting: see `fetch`; the trainer's heartbeat.
         on_step: called with each step; False ends the redo.
 
@@ -170,7 +172,8 @@ def redo_steps(
         if ledger.is_disowned(number):  # its number is used, without weights
             training.pass_over()
             continue
-        section = from_json(ledger.claims[fact.epoch].config).trainer
+        claim = ledger.claims[fact.epoch]
+        section = from_json(claim.config).trainer
         records = ahead.result() if ahead else records_of(bus, fact, while_waiting)
         ahead = None
         event, payloads = records.event, records.payloads(bus)
@@ -178,7 +181,8 @@ def redo_steps(
         cut: Cut | None = recorded_cut(event)
         if change and _cut_by(change) != _cut_by(section):
             cut = None
-        given = (training, change or section, event, payloads, cut)
+        by = change or section, claim.code if code is None else code
+        given = (training, *by, event, payloads, cut)
         computed = compute(train_recorded, *given)
         if number in after:
             ahead = _tried(records_of, bus, ledger.steps[after[number]], while_waiting)
@@ -199,6 +203,7 @@ def _cut_by(section: TrainerSection) -> tuple[object, ...]:
 def train_recorded(
     training: Training,
     section: TrainerSection,
+    code: Mapping[str, str],
     event: StepCompleted,
     payloads: Sequence[Payload],
     cut: Cut | None,
@@ -207,9 +212,10 @@ def train_recorded(
     """Learn from a recorded batch under this configuration; raises as `Training.train`.
 
     Args:
+        code: source of the user's loss and advantage.
         left_out: see `Training.train`.
     """
-    training.configure(section)
+    training.configure(section, code)
     version = event.policy_version - 1
     return training.train(payloads, event.masked, version, cut, left_out)
 

@@ -30,13 +30,16 @@ from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.model.prefixes import Prefixes
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, own_functions
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
-from rlstreams.workers.trainer.learn.advantage import advantages_by, permuted, shaped_rewards
+from rlstreams.workers.trainer.learn.advantage import permuted, shaped_rewards
 from rlstreams.workers.trainer.learn.cutting import planned_cut, prefixes_of
 from rlstreams.workers.trainer.learn.distill import with_teacher
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, SampleTooLargeError
-from rlstreams.workers.trainer.learn.packing import Batch, Float32s, pack
+from rlstreams.workers.trainer.learn.own import with_token_advantages
+from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.learn.rewarded import Advantages, RewardedSample, advantages_of
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult
 from rlstreams.workers.trainer.training.batch_metrics import batch_metrics
 from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manifest
@@ -108,6 +111,7 @@ class Training:
             config = read_config(folder)
             self.vocab_size, self.max_tokens = vocab_size_of(config), token_limit(config)
             self._section, self.device = section, device
+            self._code: Code = {}
             made = computing_of(team, section, numerics, folder, device, dtype)
             self.learner, self.numerics, self.routers = made.learner, made.numerics, made.routers
             self.why_eager, self._cost = made.learner.why_eager, made.cost
@@ -133,19 +137,19 @@ class Training:
         """End the other ranks."""
         self.learner.close()
 
-    def configure(self, section: TrainerSection) -> None:
+    def configure(self, section: TrainerSection, code: Code | None = None) -> None:
         """Go on under another configuration; a redo takes each step's own.
 
         Raises:
-            ConfigError: it needs a value head, and there is none.
+            ConfigError: it needs a value head, and there is none; or `code` cannot be loaded.
         """
+        was = self._section.loss.advantage
         if section.loss.advantage == "gae" and not self.learner.value_head():
-            raise ConfigError(
-                "trainer.loss.advantage is 'gae', but this trainer began with "
-                f"{self._section.loss.advantage!r} and has no value head"
-            )
-        self._section = section
-        self.learner.configure(section.optimizer, section.loss)
+            message = f"this trainer began with {was!r} and has no value head"
+            raise ConfigError(f"trainer.loss.advantage is 'gae', but {message}")
+        own_functions(section.loss, code or {})
+        self._section, self._code = section, code or {}
+        self.learner.configure(section.optimizer, section.loss, code)
 
     def train(
         self,
@@ -195,7 +199,7 @@ class Training:
             value_head_hash=weight_hash(head) if (head := self.learner.value_head()) else "",
             batch_hash=batch_hash(payloads),
             batch=batch,
-            advantages=[float(a) for a in advantages],
+            advantages=[float(a) for a in advantages.of_samples],
             seconds=figures["train_s"],
             rows=row_counts(samples),
         )
@@ -207,14 +211,19 @@ class Training:
 
         Raises:
             NumericsError: as `train`, and the weights are at fault, or no sample alone is.
+            OwnCodeError: of the user's loss; names the first sample that gives it by itself.
         """
         try:
             return self.train(payloads, masked, policy_version)
         except SampleTooLargeError as err:
             return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.detail),)
-        except NumericsError as err:
+        except (NumericsError, OwnCodeError) as err:
+            if isinstance(err, OwnCodeError) and self._section.ranks > 1:
+                raise  # ranks have left each other
             samples = [payload.scored for payload in payloads]
             untrainable = self._untrainable(samples, masked, policy_version)
+            if isinstance(err, OwnCodeError):
+                raise
             blame(err, samples, untrainable, self.learner.weights())
             return untrainable
 
@@ -225,10 +234,8 @@ class Training:
         policy_version: int,
     ) -> tuple[UntrainableSample, ...]:
         """Run each sample alone, forward and backward: about as much work as the step."""
-        found = []
-        for index, (sample, advantage) in enumerate(
-            zip(samples, self._advantages(samples), strict=True)
-        ):
+        found, advantages = [], self._advantages(samples).of_samples
+        for index, (sample, advantage) in enumerate(zip(samples, advantages, strict=True)):
             of_sample = (sample.trajectory.group_id, sample.trajectory.sample)
             own = tuple(m for m in masked if (m.group_id, m.sample) == of_sample)
             if len(own) == sum(is_sampled(segment) for segment in sample.trajectory.segments):
@@ -249,6 +256,8 @@ class Training:
                 problem, reason = self.learner.probe(batch), Reason.NUMERICS
             except OutOfMemoryError as err:
                 problem, reason = err.detail, Reason.MEMORY
+            except OwnCodeError as err:
+                raise OwnCodeError(f"{err}; so it does for sample {SampleId(*of_sample)}") from err
             if problem:
                 found.append(UntrainableSample(index=index, reason=reason, detail=problem))
         return tuple(found)
@@ -257,17 +266,18 @@ class Training:
         """Count a step that was skipped: its number is used up, the weights stay."""
         self.learner.pass_over()
 
-    def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Float32s:
+    def _advantages(self, samples: Sequence[ScoredTrajectory]) -> Advantages:
         rewards = shaped_rewards(samples, self._section.loss)
         if self._section.control == "permuted":
             rewards = permuted(rewards, self.learner.step_number)
-        group_ids = [sample.trajectory.group_id for sample in samples]
-        return advantages_by(rewards, group_ids, self._section.loss)
+        rewarded = map(RewardedSample.of, (sample.trajectory for sample in samples), rewards)
+        with self.learner.named():
+            return advantages_of(list(rewarded), self._section.loss, self._code)
 
     def _step(
         self,
         samples: Sequence[ScoredTrajectory],
-        advantages: Float32s,
+        advantages: Advantages,
         masked: Sequence[MaskedSegment],
         policy_version: int,
         cut: Cut | None,
@@ -276,7 +286,7 @@ class Training:
         """The step, cut so that it fits in memory."""
         own = [scored_rows(sample) for sample in samples]
         places = [place for place, rows in enumerate(own) for _ in rows]
-        samples, advantages = [row for rows in own for row in rows], advantages[places]
+        samples, of_rows = [row for rows in own for row in rows], advantages.of_samples[places]
         lengths = [num_tokens(sample.trajectory) for sample in samples]
         section, prefixes = self._section, self._prefixes(samples)
         if cut is not None and self.learner.why_padded:
@@ -287,7 +297,7 @@ class Training:
         while True:
             batch = pack(
                 samples,
-                advantages,
+                of_rows,
                 masked,
                 policy_version=policy_version,
                 cut=cut,
@@ -298,6 +308,7 @@ class Training:
                 prefixes=prefixes,
             )
             batch = with_teacher(batch, samples, section.loss.distill_top_k)
+            batch = with_token_advantages(batch, own, advantages.of_tokens)
             try:
                 return batch, self.learner.step(batch)
             except NoOrderError as err:

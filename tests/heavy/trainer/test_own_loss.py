@@ -1,0 +1,190 @@
+"""A loss and an advantage of one's own: they train, are redone from the log, and are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlstreams.debug.rerun.rebuilt import steps_again
+from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.schemas.events import (
+    DeadLetter,
+    ScoredTrajectory,
+    StepsRedone,
+    Tensor,
+    TrainerStarted,
+)
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.runtime import Exit, exit_status
+from rlstreams.workers.sandbox.recorded import OwnCodeError
+from tests.heavy.trainer.own_code import BOUNDS, BY_TURN, CENTRED, PPO, write
+from tests.heavy.trainer.trainer_stand import (
+    bury,
+    make_config,
+    make_log,
+    make_trainer,
+    read,
+    scored,
+    send,
+    steps,
+    train,
+    turn_until,
+)
+from tests.memory.bus import MemoryBus
+from tests.memory.log import MemoryLog
+
+
+def own(folder: Path, **changes: object) -> RunConfig:
+    """A run in a folder with these two functions of its own."""
+    code = folder / "code"
+    write(code, my_loss=PPO, bounds=BOUNDS, my_advantage=CENTRED)
+    named = {
+        "trainer.loss.kind": f"{code / 'my_loss.py'}:loss",
+        "trainer.loss.advantage": f"{code / 'my_advantage.py'}:advantage",
+    }
+    return make_config(folder, **named, **changes)
+
+
+def trained(config: RunConfig, num: int = 3) -> MemoryLog:
+    log = make_log()
+    trainer = make_trainer(log, config)
+    train(log, trainer, num)
+    bury(trainer)
+    return log
+
+
+def with_proximal(sample: ScoredTrajectory, value: float) -> ScoredTrajectory:
+    logprobs = Tensor.of(np.full(5, value, np.float32))
+    scores = tuple(replace(score, proximal_logprobs=logprobs) for score in sample.scores)
+    return replace(sample, scores=scores)
+
+
+def hashes(log: MemoryLog) -> list[str]:
+    return [step.weight_hash for step in steps(log)]
+
+
+def claims(log: MemoryLog) -> list[TrainerStarted]:
+    return [event for event in read(log, STEPS.name) if isinstance(event, TrainerStarted)]
+
+
+def test_ppo_of_ones_own_gives_the_bits_of_ours(tmp_path: Path) -> None:
+    """With advantages of one's own that are Dr. GRPO's, too, and those by token."""
+    ours = trained(make_config(tmp_path / "ours", **{"trainer.loss.normalize_std": "false"}))
+    theirs = trained(own(tmp_path / "theirs"))
+    assert hashes(ours) == hashes(theirs)
+    assert [s.metrics["clip_fraction"] for s in steps(ours)] == [
+        s.metrics["clip_fraction"] for s in steps(theirs)
+    ]
+    config = own(tmp_path / "tokens")
+    write(tmp_path / "tokens" / "code", my_advantage=BY_TURN)
+    assert hashes(ours) == hashes(by_token := trained(config))
+    assert steps(ours)[0].samples == steps(by_token)[0].samples
+
+
+def test_a_killed_trainer_is_redone_with_the_recorded_code(tmp_path: Path) -> None:
+    """Though the files were edited meanwhile; its supervisor's next trainer goes on with that code,
+    and the next start of the run with the new one."""
+    config = own(
+        tmp_path, **{"trainer.loss.options.low": 0.1, "trainer.redo": "exact", "trainer.steps": 9}
+    )
+    log = trained(config)
+    code = tmp_path / "code"
+    write(
+        code, bounds=BOUNDS.replace(".clamp(1 - low, 1 + high)", ""), my_advantage="def advantage("
+    )
+
+    def again(num: int, claims_after: int | None) -> TrainerStarted:
+        trainer = make_trainer(log, config, str(num), takeover=True, claims_after=claims_after)
+        train(log, trainer, num)
+        bury(trainer)
+        redone = [event for event in read(log, STEPS.name) if isinstance(event, StepsRedone)]
+        assert redone[-1].num_equal == redone[-1].last_step - redone[-1].first_step + 1 == num - 1
+        return claims(log)[-1]
+
+    first = claims(log)[0]
+    assert first.code["trainer.loss.kind: bounds.py"] == BOUNDS
+    assert first.code.keys() <= first.hashes.keys()
+    assert again(4, claims_after=0).code == first.code
+    write(code, my_advantage=CENTRED)
+    resumed = again(5, claims_after=2)
+    assert resumed.code != first.code
+    assert (
+        resumed.hashes["trainer.loss.kind: bounds.py"]
+        != first.hashes["trainer.loss.kind: bounds.py"]
+    )
+    found = rerun(MemoryBus(log, "demo"), config, 1, checkpoints=[])
+    assert found.is_equal
+    assert sorted((line.split()[1], line.endswith("NOT as it is here")) for line in found.code) == [
+        ("bounds.py", True),
+        ("my_advantage.py", False),
+        ("my_loss.py", False),
+    ]
+    every = list(steps_again(MemoryBus(log, "demo"), config))
+    assert [found for _, found in every] == [[]] * 5
+
+
+def test_a_recorded_step_is_done_with_a_loss_that_was_not_there(tmp_path: Path) -> None:
+    log = trained(make_config(tmp_path / "ours"), 2)
+    write(tmp_path, mine="def loss(tokens, by):\n    return -by * tokens.policy_N\n")
+    settings = [f"trainer.loss.kind={tmp_path / 'mine.py'}:loss", "trainer.loss.options.by=2.0"]
+    config, bus = make_config(tmp_path / "ours"), MemoryBus(log, "demo")
+    found = rerun(bus, config, 2, checkpoints=[], settings=settings)
+    assert found.is_equal
+    assert found.change is not None
+    assert found.change.weight_hash != found.again.weight_hash
+    wrong = [settings[0].replace("mine", "mien")]
+    with pytest.raises(ConfigError, match="did you mean"):
+        rerun(bus, config, 2, checkpoints=[], settings=wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def loss(tokens):\n    raise KeyError('x')\n", r"wrong\.py:2: KeyError: 'x'"),
+        (
+            "def loss(tokens):\n    return tokens.policy_N[:-1]\n",
+            r"wrong\.py:1 gave losses of shape",
+        ),
+        ("def loss(tokens):\n    return tokens.policy_N.detach()\n", "without gradient"),
+    ],
+)
+def test_a_loss_that_fails_in_a_step_ends_the_trainer_with_its_place(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    """Nothing is lost: the run goes on from its log with the loss that is right."""
+    write(tmp_path, wrong=text)
+    config = own(tmp_path)
+    log = trained(config, 1)
+    write(tmp_path / "code", my_loss=text)
+    trainer = make_trainer(log, config, "two", takeover=True)
+    says = says.replace("wrong", "my_loss")
+    with pytest.raises(OwnCodeError, match=rf"^step 2: .*{says}.* sample 1/0") as stop:
+        train(log, trainer, 2)
+    trainer.close()
+    assert exit_status(stop.value) == Exit.CONFIG
+    write(tmp_path / "code", my_loss=PPO)
+    successor = make_trainer(log, config, "three", takeover=True)
+    turn_until(successor, lambda: len(steps(log)) == 2)
+    bury(successor)
+
+
+def test_a_sample_of_which_a_loss_is_nan_is_set_aside(tmp_path: Path) -> None:
+    """As one of ours; the letter names the function."""
+    config = own(tmp_path, **{"trainer.loss.options.bad": -1.5})
+    text = "def loss(tokens, bad):\n    nan = tokens.proximal_N == bad\n"
+    text += "    return tokens.policy_N.masked_fill(nan, float('nan'))\n"
+    write(tmp_path / "code", my_loss=text)
+    log = make_log()
+    trainer = make_trainer(log, config)
+    send(log, *(with_proximal(scored(0, n, 0), -1.5 if n else -1.0) for n in range(2)))
+    turn_until(trainer, lambda: bool(read(log, DEAD_LETTERS.name)))
+    (letter,) = read(log, DEAD_LETTERS.name)
+    assert isinstance(letter, DeadLetter)
+    assert (letter.group_id, letter.sample, letter.reason) == ("0", 1, "numerics")
+    assert f"by trainer.loss.kind of {tmp_path / 'code' / 'my_loss.py'}:1" in letter.detail
+    bury(trainer)

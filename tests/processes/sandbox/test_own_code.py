@@ -1,0 +1,116 @@
+"""A loss and an advantage of the user's own that cannot be used are refused before a run starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlstreams.check.doctor.own_code import own_code_check
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.agreement import own_code
+from rlstreams.workers.trainer.learn.own import made_up
+
+LOSSES = {
+    "def loss(tokens, rows): return -tokens.policy_N": r"loss\(tokens, rows\) cannot be called",
+    "def lose(tokens): return -tokens.policy_N": r"no function 'loss' .*did you mean 'lose'",
+    "def loss(tokens) return 1": r"my\.py:1: SyntaxError",
+    "import nowhere\ndef loss(tokens): ...": r"my\.py:1: ModuleNotFoundError: .*'nowhere'",
+    "async def loss(tokens): ...": "must be a plain function",
+    "def loss(tokens): return 1 / 0": r"my\.py:1: ZeroDivisionError",
+    "def loss(tokens): return None": "gave NoneType for losses, not a tensor",
+    "def loss(tokens): return -tokens.policy_N.mean()": r"losses of shape \(\) .*tokens have \(12",
+    "def loss(tokens): return -tokens.policy_N, tokens.policy_N[:3], None": "ratios of shape",
+    "def loss(tokens): return -tokens.policy_N.detach()": "losses without gradient",
+    "def loss(tokens): return 0 * tokens.policy_N + tokens.weights_N": "has no gradient",
+    "def loss(tokens): return tokens.policy_N / (tokens.weights_N * 0)": "gave a loss of -?inf",
+    "def loss(tokens): return (tokens.policy_N * 0).sqrt()": "gave a gradient of",
+    "import torch\ndef loss(t): return t.policy_N * torch.rand(len(t.policy_N))": "no random",
+    "state = []\ndef loss(t):\n    state.append(1)\n    return t.policy_N * len(state)": "nothing",
+}
+ADVANTAGES = {
+    "def own(samples): return [1.0]": r"gave 1 advantages for 8 samples",
+    "def own(samples): return 3": "gave int, not a sequence of numbers",
+    "def own(samples): return ['a'] * len(samples)": "gave list, not a sequence of numbers",
+    "def own(samples): return [float('nan')] + [0.0] * 7": r"gave nan for sample 0/0",
+    "def own(samples): return [[1.0, 2.0]] * 8": r"\(2,\) for sample 0/0, which has 5 sampled",
+    "def own(samples): return [s.parts['x'] for s in samples]": "KeyError: 'x'",
+    "import random\ndef own(samples): return [random.random() for _ in samples]": "redo would not",
+}
+
+
+def config_of(folder: Path, **code: str) -> RunConfig:
+    """Code by the field that it stands for."""
+    for field, text in code.items():
+        (folder / f"{field}.py").write_text(text, encoding="utf-8")
+    names = {"my": ("kind", "loss"), "mine": ("advantage", "own")}
+    named = {names[f][0]: f"{folder / f}.py:{names[f][1]}" for f in code}
+    run = RunConfig()
+    loss = LossSection(**named)  # type: ignore[arg-type]
+    return replace(
+        run,
+        trainer=replace(run.trainer, loss=loss),
+        prompts=replace(run.prompts, group_size=4),
+    )
+
+
+def tried(config: RunConfig) -> list[str]:
+    return made_up(config.trainer.loss, config.prompts.group_size, (), own_code(config))
+
+
+@pytest.mark.parametrize("text", LOSSES)
+def test_a_loss_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)trainer\.loss\.kind: .*{LOSSES[text]}"):
+        tried(config_of(tmp_path, my=text))
+
+
+@pytest.mark.parametrize("text", ADVANTAGES)
+def test_an_advantage_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)trainer\.loss\.advantage: .*{ADVANTAGES[text]}"):
+        tried(config_of(tmp_path, mine=text))
+
+
+def test_a_file_that_is_not_there_or_hides_one_of_python_s_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, my="import json\ndef loss(tokens): ...")
+    (tmp_path / "json.py").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"imports json\.py, and Python has a module"):
+        tried(config)
+    (tmp_path / "my.py").rename(tmp_path / "mu.py")
+    with pytest.raises(ConfigError, match=r"my\.py is not there; did you mean '.*mu\.py'"):
+        own_code_check(config)
+
+
+def test_a_process_of_its_own_tries_both(tmp_path: Path) -> None:
+    """One that ends that process, or hangs in it, ends nobody else."""
+    one = "def own(samples): return [[s.reward] * s.num_tokens for s in samples]"
+    good = config_of(tmp_path, my="def loss(tokens): return -tokens.policy_N", mine=one)
+    found = own_code_check(good)
+    assert found is not None
+    assert f"{tmp_path / 'my.py'}:1 was called twice with made-up tokens" in found.found
+    assert f"{tmp_path / 'mine.py'}:1 was called twice with made-up samples" in found.found
+    assert own_code_check(RunConfig()) is None
+    bad = config_of(tmp_path, my="import os\ndef loss(tokens): os._exit(3)")
+    with pytest.raises(ConfigError, match=r"trainer\.loss\.kind: loaded, .* its process .*3"):
+        own_code_check(bad)
+    hangs = config_of(tmp_path, my="import time\ntime.sleep(600)")
+    with pytest.raises(ConfigError, match="did not come back within 3 s"):
+        own_code_check(hangs, limit_s=3.0)
+
+
+def test_modules_of_the_code_are_nobody_else_s(tmp_path: Path) -> None:
+    """Two of one name go side by side, and neither stays where imports look."""
+    import sys
+
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shared_name.py").write_text(f"NAME = {folder!r}\n", encoding="utf-8")
+    text = "def own(samples):\n    import shared_name\n    return [ord(shared_name.NAME)] * 8\n"
+    for folder in ("a", "b"):
+        config = config_of(tmp_path / folder, mine=text)
+        before = list(sys.path), set(sys.modules)
+        assert tried(config) != []
+        assert "shared_name" not in sys.modules
+        assert before[0] == sys.path
