@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[2] / "bench/results"
 RUNS: Mapping[str, Any] = json.loads(
     (RESULTS / "hindrances-2026-11-28.json").read_text(encoding="utf-8")
 )["runs"]
-SOUND = ("healthy0", "healthy1", "temp2", "four", "slots1", "raises")
+SOUND = ("healthy0", "healthy1", "healthy2", "temp2", "four", "slots1", "raises")
 FIRST: Mapping[str, tuple[int, str, str]] = {  # step, cause, and what its cure names
     "lr100": (3, "the policy moves too far", "lower trainer.optimizer.lr (now 0.02)"),
     "lr10": (4, "the policy moves too far", "lower trainer.optimizer.lr (now 0.002)"),
