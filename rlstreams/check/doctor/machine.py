@@ -66,7 +66,9 @@ def jars(jars_dir: str) -> Check:
             advice = (
                 "name a folder that you may write in RLSTREAMS_CACHE, or one that holds them in "
             )
-            return fail("jars", f"{lacking}, and {there} is not writable", f"{advice}broker.jars_dir")
+            return fail(
+                "jars", f"{lacking}, and {there} is not writable", f"{advice}broker.jars_dir"
+            )
         return warn(
             "jars",
             lacking,
