@@ -210,6 +210,15 @@ def test_a_refused_batch_says_that_again_would_not_help(known: tuple[bytes, ...]
         assert [*known, b"3"] == values(read(reader, 1 + len(known)))
 
 
+def test_a_closed_reader_reads_no_more(cluster: Cluster):
+    cluster.create("t", 1)
+    bus = cluster.bus()
+    with bus.producer("p") as producer, bus.reader({P0: 0}) as reader:
+        producer.commit([record(b"1")])
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.poll(10, 1.0)
+
+
 # Records.
 
 

@@ -211,10 +211,13 @@ class MemoryReader(Closing):
     def __init__(self, log: MemoryLog, run: str, offsets: Mapping[Partition, int] | None) -> None:
         self._log = log
         self._run = run
+        self._closed = False
         self.seek(offsets or {})
 
     def poll(self, max_records: int, timeout_s: float) -> Sequence[RawRecord]:
         """See `Reader`."""
+        if self._closed:
+            raise RuntimeError("Reader closed")
         deadline = time.monotonic() + timeout_s
         none: frozenset[Partition] = frozenset()
         while True:
@@ -233,4 +236,5 @@ class MemoryReader(Closing):
         return self._feed.positions()
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Release nothing; no poll comes after it."""
+        self._closed = True

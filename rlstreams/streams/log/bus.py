@@ -106,6 +106,7 @@ class Reader(Closing, Protocol):
 
         Raises:
             OffsetGoneError: the offset is outside the log; names the range that is there.
+            RuntimeError: it is closed.
         """
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
