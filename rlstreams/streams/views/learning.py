@@ -44,6 +44,7 @@ ALIKE = 0.8  # share of groups without a signal
 SOLVED = 2.0  # mean reward over its spread: equal groups of such batches earned it all
 CERTAIN = 0.1  # entropy over that of the first steps
 COLD = 0.02  # nats a token: answers to a prompt are nearly all the same one
+LOW = 0.6  # temperature: the demo at 0.05 had 95 % of its groups alike, at 1 6 %
 HOT = 1.3  # temperature: above it a model says what it finds unlikely
 FELL = 0.6  # spreads of the reward: no other rows explain such a fall
 OLD = 2.0  # versions: staleness that is the first thing to lower
@@ -194,6 +195,10 @@ def _alike_cure(facts: LearningFacts, newest: Sequence[StepPoint]) -> str:
     """Why groups are alike, by entropy, group size and reward; with what to change."""
     first = mean_of(facts.steps[:FLAT_STEPS], "entropy")
     entropy = mean_of(newest[-FLAT_STEPS:], "entropy")
+    if (facts.get("rollout.temperature") or 1.0) < LOW:
+        return (
+            f"answers to one prompt hardly differ: raise {facts.setting('rollout.temperature')}; "
+        )
     if first >= COLD and entropy < CERTAIN * first:
         return (
             f"the policy became certain, entropy went from {first:.2g} to {entropy:.2g} nats: "

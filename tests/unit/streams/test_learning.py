@@ -25,6 +25,7 @@ FIRST: Mapping[str, tuple[int, str, str]] = {  # step, cause, and what its cure 
     "lr001": (16, "the policy hardly moves", "raise trainer.optimizer.lr (now 2e-06)"),
     "rare": (4, "nothing can be learnt", "or are the rows too hard?"),
     "half": (10, "most of a batch teaches nothing", "trainer.equal_rewards = 'drop'"),
+    "temp01": (10, "most of a batch teaches nothing", "raise rollout.temperature (now 0.05)"),
     "trunc": (3, "answers are cut", "raise rollout.max_new_tokens (now 3)"),
     "clip1": (3, "many tokens are clipped", "raise trainer.loss.clip_low (now 1e-05)"),
     "trunc2": (3, "answers are cut", "raise rollout.max_new_tokens (now 2)"),
