@@ -33,7 +33,7 @@ from tests.heavy.trainer.trainer_stand import (
     send,
     steps,
     train,
-    turn_until,
+    tick_until,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
@@ -169,7 +169,7 @@ def test_a_loss_that_fails_in_a_step_ends_the_trainer_with_its_place(
     assert exit_status(stop.value) == Exit.CONFIG
     write(tmp_path / "code", my_loss=PPO)
     successor = make_trainer(log, config, "three", takeover=True)
-    turn_until(successor, lambda: len(steps(log)) == 2)
+    tick_until(successor, lambda: len(steps(log)) == 2)
     bury(successor)
 
 
@@ -182,7 +182,7 @@ def test_a_sample_of_which_a_loss_is_nan_is_set_aside(tmp_path: Path) -> None:
     log = make_log()
     trainer = make_trainer(log, config)
     send(log, *(with_proximal(scored(0, n, 0), -1.5 if n else -1.0) for n in range(2)))
-    turn_until(trainer, lambda: bool(read(log, DEAD_LETTERS.name)))
+    tick_until(trainer, lambda: bool(read(log, DEAD_LETTERS.name)))
     (letter,) = read(log, DEAD_LETTERS.name)
     assert isinstance(letter, DeadLetter)
     assert (letter.group_id, letter.sample, letter.reason) == ("0", 1, "numerics")
