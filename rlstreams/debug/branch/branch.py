@@ -30,7 +30,7 @@ from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.streams.run.places import CONFIG_FILE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import override_layer, tree_layer
-from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_of
+from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_to_change
 from rlstreams.workers.config.operation import BrokerSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
@@ -111,8 +111,8 @@ def branch_config(
         broker=broker,
         demo=replace(recorded.demo, kills=()),
     )
-    left = tree_layer(tree_of(own), "the parent's configuration")
     set_here = dict(set_pairs(settings))
+    left = tree_layer(tree_to_change(own, set_here), "the parent's configuration")
     for field, instead in _NAMED.items():
         if field in set_here:
             raise ConfigError(f"--set {field}: name it with {instead}")

@@ -21,11 +21,12 @@ from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.pace import MEASURED
-from rlstreams.workers.config.layers import leaves, override_layer, tree_layer
-from rlstreams.workers.config.load import from_json, merged, tree_of
+from rlstreams.workers.config.layers import override_layer, tree_layer
+from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_to_change
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import source_texts
 from rlstreams.workers.loop.agreement import code_digests, own_code
+from rlstreams.workers.trainer.family import differing as differing_fields
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
 from rlstreams.workers.trainer.training.training import Trained, Training
@@ -118,8 +119,10 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         ConfigError: an unknown or impossible setting, or one that changes nothing in a step whose
             samples are chosen already.
     """
-    layers = [tree_layer(tree_of(config), "recorded configuration")]
-    for name, text in set_pairs(settings):
+    set_here = list(set_pairs(settings))
+    tree = tree_to_change(config, [name for name, _ in set_here])
+    layers = [tree_layer(tree, "recorded configuration")]
+    for name, text in set_here:
         if not name.startswith(CHANGEABLE) and name not in ALSO:
             raise ConfigError(
                 f"--set {name}: the samples of a recorded step are chosen already, so only "
@@ -382,9 +385,5 @@ def _update(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor
 
 
 def _changed_settings(recorded: RunConfig, changed: RunConfig) -> list[str]:
-    import msgspec
-
-    old, new = (
-        dict(leaves(msgspec.to_builtins(c.trainer), "trainer.")) for c in (recorded, changed)
-    )
-    return [f"{name} = {new[name]} (was {old[name]})" for name in old if old[name] != new[name]]
+    found = differing_fields(resolved_json(recorded), resolved_json(changed))
+    return [f"{name} = {is_} (was {was})" for name, was, is_ in found]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,16 @@ def read_json(path: Path) -> RunConfig:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: not UTF-8 text: {err}") from err
+
+
+def tree_to_change(config: RunConfig, fields: Collection[str]) -> dict[str, Any]:
+    """As `tree_of`, without the options of a loss or advantage that `fields` put another in the
+    place of."""
+    tree = tree_of(config)
+    for field, options in (("kind", "options"), ("advantage", "advantage_options")):
+        if f"trainer.loss.{field}" in fields:
+            tree["trainer"]["loss"][options] = {}
+    return tree
 
 
 def over(config: RunConfig, overrides: Sequence[str], origin: str) -> RunConfig:

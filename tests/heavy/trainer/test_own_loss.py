@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlstreams.debug.rerun.rebuilt import steps_again
-from rlstreams.debug.rerun.rerun import rerun
+from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import (
     DeadLetter,
     ScoredTrajectory,
@@ -137,6 +137,14 @@ def test_a_recorded_step_is_done_with_a_loss_that_was_not_there(tmp_path: Path) 
     assert found.is_equal
     assert found.change is not None
     assert found.change.weight_hash != found.again.weight_hash
+    plain = [settings[0].replace("mine", "plain")]  # takes no options
+    write(tmp_path, plain="def loss(tokens):\n    return -tokens.policy_N\n")
+    again = rerun(bus, config, 2, checkpoints=[], settings=plain).change
+    assert again is not None
+    assert again.settings == (f"trainer.loss.kind = {plain[0].partition('=')[2]} (was ppo)",)
+    recorded = changed_config(config, settings)
+    assert changed_config(recorded, plain).trainer.loss.options == {}
+    assert changed_config(recorded, ["trainer.loss.kind=cispo"]).trainer.loss.kind == "cispo"
     wrong = [settings[0].replace("mine", "mien")]
     with pytest.raises(ConfigError, match="did you mean"):
         rerun(bus, config, 2, checkpoints=[], settings=wrong)
