@@ -58,16 +58,18 @@ def jars(jars_dir: str) -> Check:
         return ok("jars", f"Apache Kafka {KAFKA_VERSION}: {len(found)} jars in {jars_dir}")
     folder, missing = cache_folder() / "jars", num_missing()
     if missing:
-        found = f"{missing} jars of Apache Kafka {KAFKA_VERSION} are not in {folder}"
+        lacking = f"{missing} jars of Apache Kafka {KAFKA_VERSION} are not in {folder}"
         there = _nearest(folder)
         if not os.access(there, os.W_OK):
             advice = (
                 "name a folder that you may write in RLSTREAMS_CACHE, or one that holds them in "
             )
-            return fail("jars", f"{found}, and {there} is not writable", f"{advice}broker.jars_dir")
+            return fail(
+                "jars", f"{lacking}, and {there} is not writable", f"{advice}broker.jars_dir"
+            )
         return warn(
             "jars",
-            found,
+            lacking,
             "the first start fetches them (about 45 MB); without a connection name a folder that "
             "holds them in broker.jars_dir",
         )
