@@ -32,8 +32,8 @@ from tests.heavy.trainer.trainer_stand import (
     scored,
     send,
     steps,
-    train,
     tick_until,
+    train,
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
