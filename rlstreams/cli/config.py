@@ -82,6 +82,7 @@ def loss(args: Namespace) -> int:
     correction or a penalty would do nothing is refused with the reason.
     """
     from rlstreams.debug.loss.formula import formula, numbers
+    from rlstreams.debug.rerun.foreign_code import source_lines
     from rlstreams.streams.run.recorded_log import is_recording
     from rlstreams.workers.config.load import from_json
     from rlstreams.workers.trainer.claim import read_ledger
@@ -95,7 +96,9 @@ def loss(args: Namespace) -> int:
         else:
             trainer = from_json(json.dumps(found_run.log.configuration)).trainer
             claims = read_ledger(found_run.log.bus, "explain").claims
-            lines = list(formula(trainer, claims[max(claims)].code if claims else None))
+            claim = claims[max(claims)] if claims else None
+            lines = list(formula(trainer, claim.code if claim else None))
+            lines += source_lines(claim) if claim else []
     print("\n".join(lines))
     return 0
 

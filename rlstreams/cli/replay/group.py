@@ -26,12 +26,27 @@ REPLAY = CommandGroup(
 )
 
 
-def config_of(found_run: NamedRun) -> RunConfig:
-    """Return the configuration of a run or a recording; print the log's problems on stderr."""
+def trusts(run: Declared) -> Declared:
+    """Add the option that lets a recording's code run."""
+    about = (
+        "run also a loss and an advantage that only the recording holds: a program of its writer"
+    )
+    return option("--trust-code", is_flag=True, help=about)(run)
+
+
+def config_of(found_run: NamedRun, *, is_trusted: bool) -> RunConfig:
+    """Return the configuration of a run or a recording; print the log's problems on stderr.
+
+    Raises ConfigError: a recording holds code that is not here, and is not trusted.
+    """
+    from rlstreams.debug.rerun.foreign_code import refuse_foreign_code
     from rlstreams.workers.config.load import from_json
 
     for problem in found_run.log.problems:
         print(f"warning: {problem}", file=sys.stderr)
+    if found_run.config is None:
+        name = str(found_run.folder)
+        refuse_foreign_code(found_run.log.bus, name, is_trusted=is_trusted)
     return found_run.config or from_json(json.dumps(found_run.log.configuration))
 
 

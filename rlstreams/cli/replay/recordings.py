@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import ProgressLine
 from rlstreams.cli.options import argument, command, option, set_threads
-from rlstreams.cli.replay.group import REPLAY
+from rlstreams.cli.replay.group import REPLAY, trusts
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 
@@ -74,6 +74,7 @@ def run(args: Namespace) -> int:
 @_of_recording
 @_fresh
 @option("--keep-weights", is_flag=True, help="keep every version that it makes")
+@trusts
 def trainer(args: Namespace) -> int:
     """train on the recorded batches again, from step 1, and compare every step
 
@@ -191,13 +192,16 @@ def _trainer(args: Namespace, recording: Recording, steps: range | None) -> int:
         weights = Path(fresh.folder) / "weights"
     set_threads(config.model.threads)
     from rlstreams.debug.rerun.findings import again_lines
+    from rlstreams.debug.rerun.foreign_code import refuse_foreign_code
     from rlstreams.debug.rerun.rebuilt import steps_again
 
+    bus = RecordingBus(recording)
+    refuse_foreign_code(bus, args.recording, is_trusted=args.trust_code)
     beside = [recording.folder / "checkpoints"]  # a branch's first checkpoint lies there
     print(f"{'step':>5}  {'samples':>7}  {'batch':<14} {'loss':>22}  {'weights':<14} compared")
     num_equal = num_steps = num_samples = 0
     for step, differences in steps_again(
-        RecordingBus(recording), config, last=last, checkpoints=beside, keep_weights=weights
+        bus, config, last=last, checkpoints=beside, keep_weights=weights
     ):
         print("\n".join(again_lines(step, differences)), flush=True)
         num_steps += 1

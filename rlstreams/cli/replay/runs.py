@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlstreams.cli.named import opened, print_json
 from rlstreams.cli.options import LOG, SETTING, N, command, option, set_threads
-from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
+from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader, trusts
 from rlstreams.streams.log.errors import ConfigError
 
 
@@ -20,6 +20,7 @@ from rlstreams.streams.log.errors import ConfigError
     takes=LOG,
 )
 @judged_by
+@trusts
 @option("--tokenizer", metavar="DIR", help="where tokenizer.json is, if it has moved", default="")
 @option("--json", is_flag=True, help="print all of it as one JSON object")
 def judge(args: Namespace) -> int:
@@ -36,7 +37,8 @@ def judge(args: Namespace) -> int:
     from rlstreams.workers.config.across import judging
 
     with opened(*args.config) as found_run:
-        config, log = config_of(found_run), found_run.log
+        config = config_of(found_run, is_trusted=args.trust_code)
+        log = found_run.log
         spelled = spelled_for_grader(args.tokenizer, found_run.model_path, "--tokenizer")
         section = judging(config)
         with grader_of(section, args.reward, args.verifier, args.option) as grader:
@@ -68,6 +70,7 @@ def judge(args: Namespace) -> int:
 @option("--as", "as_", metavar="RUN_ID", help="its id (the parent's and -at-STEP)", default="")
 @option("--dir", metavar="DIR", help="its folder (runs/RUN_ID)", default="")
 @option("--checkpoints", metavar="DIR", multiple=True, help="of the parent: also look here")
+@trusts
 def branch(args: Namespace) -> int:
     """make a run that goes on from another one's state behind a step
 
@@ -80,7 +83,7 @@ def branch(args: Namespace) -> int:
     for name in args.checkpoints:
         check_folder_of(CHECKPOINTS, name, "--checkpoints")
     with opened(*args.config) as parent:
-        config = config_of(parent)
+        config = config_of(parent, is_trusted=args.trust_code)
         set_threads(config.model.threads)
         from rlstreams.debug.branch.branch import BranchPlace, branch
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlstreams.cli.named import NamedRun, ProgressLine, opened, print_json
 from rlstreams.cli.options import LOG, SETTING, N, argument, command, one_of, option, set_threads
-from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader
+from rlstreams.cli.replay.group import REPLAY, config_of, judged_by, spelled_for_grader, trusts
 from rlstreams.debug.blame import KINDS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Declared = Callable[[Namespace], int]
 
 def _looked_into(run: Declared) -> Declared:
     """Add the options of actions that redo steps of a run or a recording."""
-    run = option("--checkpoints", metavar="DIR", multiple=True, help="also look here")(run)
+    run = trusts(option("--checkpoints", metavar="DIR", multiple=True, help="also look here")(run))
     return option("--model", metavar="DIR", help="where the model folder is now", default="")(run)
 
 
@@ -39,7 +39,7 @@ def _steps_of(args: Namespace) -> Iterator[tuple[NamedRun, RunConfig, list[Path]
     for name in args.checkpoints:
         check_folder_of(CHECKPOINTS, name, "--checkpoints")
     with opened(*args.config) as found_run:
-        config = config_of(found_run)
+        config = config_of(found_run, is_trusted=args.trust_code)
         path = args.model or config.model.path
         config = replace(config, model=replace(config.model, path=path))
         set_threads(config.model.threads)

@@ -1,4 +1,4 @@
-"""Files of the reward function and the rows that a script or a notebook passes to a run.
+"""Files of the functions and the rows that a script or a notebook passes to a run.
 
 Roles and sandboxes are other processes, which read files. A name of a file holds the hash of what
 is in it, so that no start changes a file that another one uses.
@@ -28,7 +28,7 @@ _PICKLED = """# {name}, as cloudpickle has written it with all that it uses. For
 {source}
 import pickle
 
-reward = pickle.loads({data!r})
+{stem} = pickle.loads({data!r})
 """
 
 
@@ -77,13 +77,19 @@ def _as_dicts(rows: Any) -> Iterable[Any]:  # noqa: ANN401
     return rows  # type: ignore[no-any-return]
 
 
-def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, GivenFile | None]:
+def function_place(
+    stem: str, function: Callable[..., object], folder: Path
+) -> tuple[str, GivenFile | None]:
     """`file.py:name` or `module:name` of a function, and the file if it has to be written.
 
     A function of a module is named where it is. Any other, of a script that runs or of a notebook,
     is pickled with what it uses: the module could not be imported without running all of it.
 
-    Raises ConfigError: one that uses what cannot be pickled, or a text that is named like a secret.
+    Args:
+        stem: `reward`, `loss` or `advantage`: name of the file and of the function in it.
+
+    Raises:
+        ConfigError: it uses what cannot be pickled, or a text that is named like a secret.
     """
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     module = sys.modules.get(function.__module__)
@@ -94,18 +100,17 @@ def reward_place(function: Callable[..., object], folder: Path) -> tuple[str, Gi
     try:
         data = cloudpickle.dumps(function)
     except (TypeError, ValueError, PicklingError) as err:
-        raise ConfigError(f"reward: {name} cannot be given to a run: {err}") from err
+        raise ConfigError(f"{stem}: {name} cannot be given to a run: {err}") from err
     for used, value in getattr(function, "__globals__", {}).items():
         is_secret = isinstance(value, str) and _SECRET.search(used)
         if is_secret and used.encode() in data and value.encode() in data:
             raise ConfigError(
-                f"reward: {name} cannot be given to a run: it uses {used}, by its name a secret, "
+                f"{stem}: {name} cannot be given to a run: it uses {used}, by its name a secret, "
                 "which the run's folder would show: read it from os.environ inside of the function"
             )
-    file = GivenFile.of(
-        folder, "reward", ".py", _PICKLED.format(name=name, source=_comment(function), data=data)
-    )
-    return f"{file.path}:reward", file
+    text = _PICKLED.format(stem=stem, name=name, source=_comment(function), data=data)
+    file = GivenFile.of(folder, stem, ".py", text)
+    return f"{file.path}:{stem}", file
 
 
 def _comment(function: Callable[..., object]) -> str:

@@ -29,7 +29,7 @@ from rlstreams.show.metrics.rows import EVALUATION, STEP
 from rlstreams.streams.log import errors
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.process.child import Child, Orphaned
-from rlstreams.up.api.given import GivenFile, reward_place, rows_file
+from rlstreams.up.api.given import GivenFile, function_place, rows_file
 from rlstreams.up.live.figures import END
 from rlstreams.workers.config.layers import Layer, file_layers, put, tree_layer
 from rlstreams.workers.config.load import check_secrets, merged, tree_of
@@ -126,7 +126,8 @@ _OPTIONS = ("--json", "--no-live", "--owner", "rlstreams.run")
 LAST_LINES = 20  # of a supervisor that ended without a word
 
 Source = str | Path | RunConfig | Mapping[str, object]
-Reward = Callable[..., object] | str | Mapping[str, object]
+Function = Callable[..., object] | str
+Reward = Function | Mapping[str, object]
 
 
 class RunFailedError(StreamsError):
@@ -137,6 +138,8 @@ def run(
     config: Source | Sequence[str | Path],
     *,
     reward: Reward | None = None,
+    loss: Function | None = None,
+    advantage: Function | None = None,
     dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
     resume: bool = False,
     web: int | None = None,
@@ -150,6 +153,8 @@ def run(
             of sections.
         reward: a function of (prompt, completion, answer, metadata), plain or async; or as
             `reward.verifier`; or the section as a dict.
+        loss: a function of the tokens, as `trainer.loss.kind` names one; or as that field.
+        advantage: a function of the samples, as `trainer.loss.advantage` names one; or as that.
         dataset: as `data.train`, or rows: dicts with the columns that the configuration names.
         resume: go on with a run that has steps.
         web: show the run in a browser, at this port of this machine; 0: a free one. `say` gets it.
@@ -165,11 +170,20 @@ def run(
     section = RunSection(**_section("run", _layers(config, trees)))
     folder = Path(RunConfig(run=section).folder)
     files: list[GivenFile] = []
-    if callable(reward):
-        reward, file = reward_place(reward, folder)
-        files += [file] if file else []
-    if reward is not None:
-        trees.append({"reward": {"verifier": reward} if isinstance(reward, str) else reward})
+
+    def named(stem: str, given: Function) -> str:
+        place, file = function_place(stem, given, folder) if callable(given) else (given, None)
+        files.extend([file] if file else [])
+        return place
+
+    if isinstance(reward, Mapping):
+        trees.append({"reward": reward})
+    elif reward is not None:
+        trees.append({"reward": {"verifier": named("reward", reward)}})
+    if loss is not None:
+        trees.append({"trainer.loss.kind": named("loss", loss)})
+    if advantage is not None:
+        trees.append({"trainer.loss.advantage": named("advantage", advantage)})
     if dataset is not None and not isinstance(dataset, str | Path):
         files.append(rows_file(dataset, folder))
         dataset = files[-1].path

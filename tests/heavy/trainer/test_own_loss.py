@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlstreams.__main__ import main
 from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import (
@@ -37,6 +38,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.inspect.told_run import recorded
 
 
 def own(folder: Path, **changes: object) -> RunConfig:
@@ -126,6 +128,44 @@ def test_a_killed_trainer_is_redone_with_the_recorded_code(tmp_path: Path) -> No
     ]
     every = list(steps_again(MemoryBus(log, "demo"), config))
     assert [found for _, found in every] == [[]] * 5
+
+
+DOES_STEPS_AGAIN = (
+    ["step", "2", "{}"],
+    ["trainer", "{}"],
+    ["judge", "{}"],
+    ["bisect", "{}", "--metric", "kl"],
+    ["blame", "{}", "--steps", "2"],
+    ["branch", "{}", "--at", "2"],
+)
+
+
+def test_code_of_a_recording_that_is_not_here_runs_only_for_who_trusts_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To do somebody's steps again runs what that log holds: it can be read before."""
+    monkeypatch.chdir(tmp_path)
+    config = own(tmp_path)
+    log = trained(config)
+    bus = MemoryBus(log, "demo")
+    recording = str(recorded(tmp_path / "given", bus, claims(log)[0].config))
+    capsys.readouterr()
+
+    def typed(words: list[str]) -> tuple[int, str]:
+        status = main(["replay", *(word.format(recording) for word in words)])
+        return status, capsys.readouterr().err
+
+    assert (0, "") == typed(["step", "2", "{}"])
+    write(tmp_path / "code", bounds="import sys\n")
+    for words in DOES_STEPS_AGAIN:
+        status, told = typed(words)
+        assert (78, True) == (status, "trainer.loss.kind: bounds.py (SHA-256 " in told), words
+        assert "my_loss.py" not in told
+    assert (0, "") == typed(["step", "2", "{}", "--trust-code"])
+    assert 0 == main(["config", "loss", recording])
+    read_first = capsys.readouterr().out
+    assert f"    {BOUNDS.splitlines()[0]}" in read_first.splitlines()
+    assert "my_loss.py, as the log has it" not in read_first
 
 
 def test_a_recorded_step_is_done_with_a_loss_that_was_not_there(tmp_path: Path) -> None:

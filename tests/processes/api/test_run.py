@@ -83,6 +83,7 @@ def test_it_yields_what_up_prints(stand_in: Callable[[str], Path], tmp_path: Pat
     config = RunConfig(run=RunSection(id="one"), trainer=TrainerSection(groups_per_step=3))
     run = rlstreams.run(
         config, reward="rewards.py:right", dataset=[{"prompt": "1+1=", "answer": "2"}],
+        loss="losses.py:mine", advantage="rloo",
         model={"path": Path("model")}, say=told.append, web=0, resume=True,
         **{"trainer.optimizer.lr": 1e-3, "reward.require_stop": False},
     )  # fmt: skip
@@ -107,6 +108,8 @@ def test_it_yields_what_up_prints(stand_in: Callable[[str], Path], tmp_path: Pat
     assert str(tmp_path / "model") == given["model"]["path"]
     assert f"{tmp_path}/rewards.py:right" == given["reward"]["verifier"]
     assert given["reward"]["require_stop"] is False
+    learnt = given["trainer"]["loss"]
+    assert (f"{tmp_path}/losses.py:mine", "rloo") == (learnt["kind"], learnt["advantage"])
     (row,) = Path(given["data"]["train"]).read_text("utf-8").splitlines()
     assert {"prompt": "1+1=", "answer": "2"} == json.loads(row)
 

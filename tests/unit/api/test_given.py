@@ -18,7 +18,13 @@ import pyarrow
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.up.api.given import reward_place, rows_file
+from rlstreams.up.api.given import function_place, rows_file
+from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.loop.agreement import own_code
+from rlstreams.workers.trainer.learn.own import made_up
+from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
 from tests import factories
 
 CELL = """
@@ -48,6 +54,12 @@ async def reward(prompt, completion, answer, metadata, scale=m.floor(1.5)):
 def locked(prompt, completion, answer, metadata):
     return HANDLE.locked()
 
+def loss(tokens):
+    return -WEIGHTS["right"] * tokens.policy_N
+
+def centred(samples):
+    return [one.reward - WEIGHTS["short"][0] for one in samples]
+
 API_KEY = "sk-1"
 PAGE_TOKEN = "3"  # which reward does not use
 
@@ -72,7 +84,7 @@ def test_a_function_of_a_notebook_takes_along_what_it_uses(
     cell: dict[str, Any], tmp_path: Path
 ) -> None:
     """Modules, names from modules, values, functions, also inner ones, and classes."""
-    place, file = reward_place(cell["reward"], tmp_path)
+    place, file = function_place("reward", cell["reward"], tmp_path)
     assert f"{file.path}:reward" == place
     file.write()
     asks = (
@@ -83,19 +95,37 @@ def test_a_function_of_a_notebook_takes_along_what_it_uses(
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "{'right': 1.0}\n" == done.stdout
     assert "#   async def reward(prompt," in file.text, "for people"
-    again, same = reward_place(cell["reward"], tmp_path)
+    again, same = function_place("reward", cell["reward"], tmp_path)
     assert (place, file) == (again, same)
+
+
+def test_a_loss_and_an_advantage_of_a_notebook_are_what_a_trainer_can_call(
+    cell: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the text that its claim records."""
+    places: dict[str, str] = {}
+    for stem, name in (("loss", "loss"), ("advantage", "centred")):
+        places[stem], file = function_place(stem, cell[name], tmp_path)
+        file.write()
+    by = LossSection(kind=places["loss"], advantage=places["advantage"])
+    code = own_code(RunConfig(trainer=TrainerSection(loss=by)))
+    assert ["trainer.loss.advantage", "trainer.loss.kind"] == sorted(
+        key.partition(": ")[0] for key in code
+    )
+    assert 2 == len(made_up(by, 4, [], code))
+    samples = [RewardedSample.of(factories.trajectory(), reward) for reward in (1.0, 0.0)]
+    assert [0.5, -0.5] == list(advantages_of(samples, by, code).of_samples)
 
 
 def test_a_function_of_a_module_is_named_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a package by module, so that its own imports work; alone by file."""
-    assert ("tests.factories:prompt", None) == reward_place(factories.prompt, tmp_path)
+    assert ("tests.factories:prompt", None) == function_place("reward", factories.prompt, tmp_path)
     (tmp_path / "lonely.py").write_text("def right(p, c, a, m):\n    return 1.0\n", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     lonely = importlib.import_module("lonely")
-    assert (f"{tmp_path}/lonely.py:right", None) == reward_place(lonely.right, tmp_path)
+    assert (f"{tmp_path}/lonely.py:right", None) == function_place("reward", lonely.right, tmp_path)
 
 
 def test_what_cannot_be_copied_is_refused_with_the_reason(
@@ -103,9 +133,9 @@ def test_what_cannot_be_copied_is_refused_with_the_reason(
 ) -> None:
     """A lock, and a secret, by its name."""
     with pytest.raises(ConfigError, match=r"^reward: locked cannot be given to a run: .*pickle"):
-        reward_place(cell["locked"], tmp_path)
+        function_place("reward", cell["locked"], tmp_path)
     with pytest.raises(ConfigError, match=r"^reward: asking .* API_KEY, by its name a secret, "):
-        reward_place(cell["asking"], tmp_path)
+        function_place("reward", cell["asking"], tmp_path)
 
 
 class Frame:

@@ -162,13 +162,13 @@ def bus_log(wanted: Sequence[Event] | None = None) -> BusLog:
     return BusLog(memory_bus(wanted), RUN)
 
 
-def recorded(folder: Path, bus: Bus) -> Path:
-    """A bus's run as a recording."""
+def recorded(folder: Path, bus: Bus, config: str = "") -> Path:
+    """A bus's run as a recording, with its configuration as JSON."""
     topics = {
         topic.name: RecordedTopic(id=topic.name, partitions=bus.partitions(topic.name))
         for topic in TOPICS
     }
-    manifest = RecordingManifest(run=RUN, started_at_ms=f.NOW_MS, topics=topics)
+    manifest = RecordingManifest(run=RUN, started_at_ms=f.NOW_MS, config=config, topics=topics)
     with RecordingWriter(folder, manifest) as writer:
         ends: dict[Partition, int] = {}
         for topic in TOPICS:
