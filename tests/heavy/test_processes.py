@@ -37,7 +37,7 @@ def at():
 time.time, stall.TICK_S = at, 0.1
 class Waits:
     done = False
-    def turn(self): threading.Event().wait()
+    def tick(self): threading.Event().wait()
     def drain(self): pass
     def close(self): pass
 run(Waits(), Stop(), stall.Watchdog(600))

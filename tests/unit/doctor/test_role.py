@@ -19,6 +19,12 @@ NO_BROKER = "--broker.bootstrap=127.0.0.1:1"
 EVERYWHERE = {"disk", "files", "gpus", "secrets", "model", "broker"}
 
 
+@pytest.fixture(autouse=True)
+def _no_compiler_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch names its folder itself, in a process that has compiled a kernel."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+
+
 def answered(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, Check]:
     main(["doctor", str(DEMO), "--json", f"--run.dir={folder / 'run'}", NO_BROKER, *words])
     return {row["name"]: Check(**row) for row in json.loads(capsys.readouterr().out)}
