@@ -170,20 +170,15 @@ def run(
     section = RunSection(**_section("run", _layers(config, trees)))
     folder = Path(RunConfig(run=section).folder)
     files: list[GivenFile] = []
-
-    def named(stem: str, given: Function) -> str:
-        place, file = function_place(stem, given, folder) if callable(given) else (given, None)
-        files.extend([file] if file else [])
-        return place
-
-    if isinstance(reward, Mapping):
-        trees.append({"reward": reward})
-    elif reward is not None:
-        trees.append({"reward": {"verifier": named("reward", reward)}})
-    if loss is not None:
-        trees.append({"trainer.loss.kind": named("loss", loss)})
-    if advantage is not None:
-        trees.append({"trainer.loss.advantage": named("advantage", advantage)})
+    functions = {"reward": reward, "loss": loss, "advantage": advantage}
+    for stem, given in functions.items():
+        if callable(given):
+            functions[stem], file = function_place(stem, given, folder)
+            files += [file] if file else []
+    named = functions["reward"]
+    trees.append({"reward": {"verifier": named} if isinstance(named, str) else named or {}})
+    fields = {"loss": "trainer.loss.kind", "advantage": "trainer.loss.advantage"}
+    trees += [{name: functions[stem]} for stem, name in fields.items() if functions[stem]]
     if dataset is not None and not isinstance(dataset, str | Path):
         files.append(rows_file(dataset, folder))
         dataset = files[-1].path
