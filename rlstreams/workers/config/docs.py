@@ -184,7 +184,10 @@ def _sentences(cls: type) -> Mapping[str, str]:
 
 
 def _describe(
-    definition: dict[str, Any], cls: type[Any], prefix: str, docs: dict[str, Any]
+    definition: dict[str, Any],
+    cls: Any,  # noqa: ANN401
+    prefix: str,
+    docs: dict[str, Any],
 ) -> None:
     definition["additionalProperties"] = False
     for name, must in musts(cls):
