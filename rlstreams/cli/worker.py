@@ -156,7 +156,7 @@ def run(args: Namespace) -> int:
 def computes(role: str, config: RunConfig) -> bool:
     """Whether a worker of this role runs a model in its own process."""
     if role == "rollout":
-        return config.rollout.engine == "builtin"
+        return not config.is_served
     return role in ("trainer", "ranks") or (role == "logprob" and config.has_scorer)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlstreams.show.metrics.figures import denoised
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 from rlstreams.workers.config.loss import RATIO_MAX
@@ -125,7 +126,7 @@ def numbers(bus: Bus, step: int) -> Iterator[str]:
     )
     shown = max(own, key=lambda pair: abs(pair[0].advantage))
     yield from _tokens(shown[1], trainer.loss)
-    yield f"loss {event.loss:.6g}; " + _figures(event)
+    yield f"loss {denoised('loss', event.loss):.6g}; " + _figures(event)
 
 
 def _tokens(payload: Payload, by: LossSection) -> Iterator[str]:
@@ -150,8 +151,8 @@ def _tokens(payload: Payload, by: LossSection) -> Iterator[str]:
 
 
 def _figures(event: StepCompleted) -> str:
-    found = event.metrics
-    return ", ".join(f"{name} {found[name]:.4g}" for name in FIGURES if name in found)
+    found = {name: denoised(name, event.metrics[name]) for name in FIGURES if name in event.metrics}
+    return ", ".join(f"{name} {value:.4g}" for name, value in found.items())
 
 
 _PROXIMAL = {

@@ -202,8 +202,14 @@ _LEARNING = {  # by the step's metric
 _ROUNDING = {"loss": 1e-7, "kl": 1e-11, "kl_reference": 1e-11}
 
 
-def _rounded(key: str, value: float) -> str:
-    return "0" if abs(value) < _ROUNDING.get(key, 0.0) else number(value)
+def denoised(metric: str, value: float) -> float:
+    """The value of a step's metric, 0 where rounding alone made it."""
+    return 0.0 if abs(value) < _ROUNDING.get(metric, 0.0) else value
+
+
+def metric_text(metric: str, value: float | None) -> str:
+    """A step's metric as every view shows it; exports have the recorded number."""
+    return NONE if value is None else number(denoised(metric, value))
 
 
 def of_step(point: StepPoint) -> Mapping[str, Figure]:
@@ -212,13 +218,13 @@ def of_step(point: StepPoint) -> Mapping[str, Figure]:
     found = {
         "loss": Figure(
             name="loss",
-            value=_rounded("loss", point.loss),
+            value=metric_text("loss", point.loss),
             about="What the step minimised, at its start.",
         )
     }
     for key, (name, about) in _LEARNING.items():
         if key in point.metrics:
-            found[key] = Figure(name=name, value=_rounded(key, point.metrics[key]), about=about)
+            found[key] = Figure(name=name, value=metric_text(key, point.metrics[key]), about=about)
     staleness = step_row(point).values["staleness_mean"]
     found["staleness"] = Figure(
         name="staleness",

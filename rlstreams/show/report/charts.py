@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+from rlstreams.show.metrics.figures import denoised
 from rlstreams.show.metrics.rows import step_row
 from rlstreams.show.report.fold import RunFold
 from rlstreams.streams.views.feed import ViewState
@@ -143,7 +144,7 @@ def series(fold: RunFold, kills: Sequence[KillMark] = (), after: int = 0) -> dic
     return {
         "step": [p.step for p, _ in rows],
         "ms": [p.finished_at_ms for p, _ in rows],
-        "lines": {name: [_plain(row.get(name)) for _, row in rows] for name in names},
+        "lines": {name: [_shown(name, row.get(name)) for _, row in rows] for name in names},
         "held_out": points,
         "measure": state.evaluation.measure,
         "marks": [{"step": k.step, "ms": _time_of(k, state), "text": str(k)} for k in kills],
@@ -164,6 +165,10 @@ def _derived(steps: Sequence[StepPoint], n: int, p: StepPoint) -> dict[str, floa
 
 def _plain(value: float | None) -> float | None:
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _shown(name: str, value: float | None) -> float | None:
+    return None if value is None else _plain(denoised(name, value))
 
 
 def _time_of(kill: KillMark, state: ViewState) -> int:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from rlstreams.schemas.events import TrainerStarted
-from rlstreams.show.metrics.figures import of_run
+from rlstreams.show.metrics.figures import metric_text, of_run
 from rlstreams.show.metrics.rows import step_row
-from rlstreams.show.report.html import clock_time, short
+from rlstreams.show.report.html import clock_time
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.evaluation import HeldOutAnswer
 from rlstreams.streams.views.feed import ViewState
@@ -118,7 +118,7 @@ def step_cells(p: StepPoint) -> list[str]:
     return [
         str(p.step),
         str(p.policy_version),
-        *(short(values.get(name)) for name in _SHOWN),
+        *(metric_text(name, values.get(name)) for name in _SHOWN),
         f"{p.num_samples:,}",
         f"{p.num_tokens:,}",
         f"{values['seconds']:.2f}",

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from rlstreams.schemas.events import TRAIN
-from rlstreams.show.metrics.figures import of_agents, of_run, parted
+from rlstreams.show.metrics.figures import metric_text, of_agents, of_run, parted
 from rlstreams.show.report import facts
 from rlstreams.show.report.answers import FIGURES, answer_rows
 from rlstreams.show.report.charts import measure_of, series
@@ -243,7 +243,7 @@ def step(reader: RunReader, _: Query, all_runs: Sequence[str], number: int) -> s
     point = next((p for p in fold.state.run.steps if p.step == number), None)
     if point is None or fact is None:
         raise NotThereError(f"the log of {reader.name} has no step {number}")
-    metrics = [(name, short(value)) for name, value in sorted(point.metrics.items())]
+    metrics = [(name, metric_text(name, value)) for name, value in sorted(point.metrics.items())]
     there = {p.step for p in fold.state.run.steps}
     lines = [
         *zip(facts.STEP_HEAD[1:], facts.step_cells(point)[1:], strict=True),

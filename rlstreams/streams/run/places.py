@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import shlex
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.recording.manifest import MANIFEST_FILE, SUFFIX
 from rlstreams.streams.run.recorded_log import is_recording
+from rlstreams.streams.run.run_lock import LOCK_FILE
 
 CONFIG_FILE = "config.json"  # the resolved configuration of the run
 RUNS, RECORDINGS = "runs", "recordings"
@@ -24,6 +27,13 @@ _HOLDS = {
     f"[0-9]*{SUFFIX}": f"a recording without its {MANIFEST_FILE}",
 }
 _SHOWN = 8
+# Names in a run's folder before `config.json`: what roles by hand and `rlstreams.run` write, and
+# what people lay beside it (a configuration, a shell's log, the folder of a disk's repairs).
+_NO_STRANGERS = (
+    "logs", "broker", "given", "checkpoints", "weights", "weights.secret", "pulled", "store",
+    "agents", "servers", "track", "track.lock", "*.device.lock", "lost+found",
+    "*.toml", "*.log", "*.out", "*.err",
+)  # fmt: skip
 
 
 def check_place(
@@ -71,7 +81,21 @@ def check_folder_of(kind: str, name: str, option: str) -> None:
 def other_than_run(path: Path) -> str:
     """Return a text on a folder that no run may take; "": a run may take it."""
     found = what_is(path)
-    return f"{path} is {found}" if found not in ("", "a run") else ""
+    if found:
+        return f"{path} is {found}" if found != "a run" else ""
+    strangers = _strangers(path)
+    return f"{path} has other things in it ({_some(strangers)})" if strangers else ""
+
+
+def _strangers(path: Path) -> Sequence[str]:
+    """Names in a folder that no run has written, and among which none may write."""
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:  # there is none, or it cannot be read, as is told where it is taken
+        return ()
+    if LOCK_FILE in names or CONFIG_FILE in names:  # of an earlier start; whose, is told elsewhere
+        return ()
+    return [name for name in names if not any(fnmatch(name, own) for own in _NO_STRANGERS)]
 
 
 def is_run(path: Path) -> bool:

@@ -25,6 +25,7 @@ class Must(NamedTuple):
     wanted: str
     admits: Callable[[Any], object]
     names: Sequence[str] = ()  # values of our own, of which the nearest is named
+    pattern: str = ""  # of all other admitted values, a regular expression for editors
 
 
 _ABOVE_0 = Must("above 0", lambda value: value > 0)
@@ -67,7 +68,7 @@ class Section:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for name, must in _musts(cls):
+        for name, must in musts(cls):
             if not must.admits(value := getattr(self, name)):
                 near = meant(str(value), must.names)
                 raise ConfigError(
@@ -81,7 +82,8 @@ class Section:
 
 
 @functools.cache
-def _musts(cls: type[Any]) -> Sequence[tuple[str, Must]]:
+def musts(cls: type[Any]) -> Sequence[tuple[str, Must]]:
+    """Name and condition of each field of a dataclass that has one."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return [
         (field.name, must)

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from rlstreams.workers.config.checks import musts
 from rlstreams.workers.config.fields import item_of, sections, types_of, wanted
 from rlstreams.workers.config.layers import EXTENDS, leaves
 from rlstreams.workers.config.run import RunConfig
@@ -85,11 +86,11 @@ def json_schema() -> dict[str, Any]:
     definitions: dict[str, dict[str, Any]] = schema["$defs"]
     docs = {doc.name: doc for doc in field_docs()}
     for prefix, cls in sections():
-        _describe(definitions[cls.__name__], f"{prefix}." if prefix else "", docs)
+        _describe(definitions[cls.__name__], cls, f"{prefix}." if prefix else "", docs)
         for name, kind in types_of(cls).items():
             if item := item_of(kind):
                 dotted = f"{prefix}.{name}" if prefix else name
-                _describe(definitions[item.__name__], f"{dotted}[].", docs)
+                _describe(definitions[item.__name__], item, f"{dotted}[].", docs)
     top = definitions[RunConfig.__name__]
     top["properties"] = {
         EXTENDS: {
@@ -182,8 +183,18 @@ def _sentences(cls: type) -> Mapping[str, str]:
     return found
 
 
-def _describe(definition: dict[str, Any], prefix: str, docs: dict[str, Any]) -> None:
+def _describe(
+    definition: dict[str, Any],
+    cls: Any,  # noqa: ANN401
+    prefix: str,
+    docs: dict[str, Any],
+) -> None:
     definition["additionalProperties"] = False
+    for name, must in musts(cls):
+        if must.pattern:  # an editor offers the names
+            field = definition["properties"][name]
+            own = {"type": field.pop("type"), "pattern": must.pattern}
+            field["anyOf"] = [{"enum": list(must.names)}, own]
     for name, described in definition["properties"].items():
         if doc := docs.get(f"{prefix}{name}"):
             described["description"] = doc.sentence

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal, get_args
 
 from rlstreams.workers.config.checks import (
-    Must,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -16,7 +15,7 @@ from rlstreams.workers.config.checks import (
     Share,
     ShareBelow1,
 )
-from rlstreams.workers.config.user_code import Option, located
+from rlstreams.workers.config.user_code import Option, ours_or_own
 
 Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft", "distill"]
 Advantage = Literal[
@@ -29,21 +28,12 @@ RATIO_MAX = 10.0  # policy / proximal, where a loss multiplies by it and does no
 WITHOUT_GROUPS = ("reinforce++", "gae", *UNCOMPARED)  # that do not compare a sample with its group
 
 
-def _ours_or_own(names: tuple[str, ...]) -> Must:
-    """One of our names, or a function of the user's."""
-    return Must(
-        f"one of {', '.join(map(repr, names))}, or your `file.py:function` or `module:function`",
-        lambda value: value in names or located(value) is not None,
-        names,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSection(Section, section="trainer.loss"):
     """Policy loss: advantages, bounds of a token's ratio, and corrections of the sampler's weight.
     Formulas and sources: infra/docs/loss.md; `rlstreams config loss` prints the one that runs."""
 
-    kind: Annotated[str, _ours_or_own(KINDS)] = "ppo"
+    kind: Annotated[str, ours_or_own(KINDS)] = "ppo"
     """Bound of a step: the ratio of a token (PPO) or of a sequence (GSPO, with `clip_low` 0.03,
     `clip_high` 0.04; to the step's start 3e-4, 4e-4), the token's weight (CISPO), a soft gate
     (SAPO), a divergence (DPPO), the batch's second moment (M2PO). `sft`: the answers' likelihood;
@@ -77,7 +67,7 @@ class LossSection(Section, section="trainer.loss"):
     second_moment_max: PositiveFloat = 0.04
     """Of `m2po`: the batch's mean of (log policy / behavior)^2; the tokens furthest off are
     masked."""
-    advantage: Annotated[str, _ours_or_own(ADVANTAGES)] = "grpo"
+    advantage: Annotated[str, ours_or_own(ADVANTAGES)] = "grpo"
     """Baseline of a reward: the group (GRPO), the siblings (RLOO), the batch
     (REINFORCE++), the group, divided by its mean (MaxRL), or a critic's value of each token
     (GAE); `reward`: none; `one`: each sample has advantage 1; or your `file.py:function` or

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import (
@@ -17,12 +17,16 @@ from rlstreams.workers.config.checks import (
 )
 from rlstreams.workers.config.engine import VISIBLE
 from rlstreams.workers.config.operation import Device
-from rlstreams.workers.config.user_code import Option
+from rlstreams.workers.config.user_code import Option, ours_or_own
 
 SUM = "sum"
 ENVIRONMENT = "environment"  # its numbers are the rewards
 AGENT = "agent"  # its own number is the reward
 JUDGE = "judge"  # a model behind a server
+WHOLE = (SUM, ENVIRONMENT, AGENT)  # no part of a sum
+ALONE = (
+    "exact", "numeric", "choice", "pattern", "math-verify", "reasoning-gym", "json-schema", JUDGE,
+)  # fmt: skip
 JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 
 
@@ -30,18 +34,14 @@ JUDGE_PATIENCE_S = 300.0  # for a server that is away or too busy
 class RewardPart(Section, section="reward.parts"):
     """One part of a weighted sum."""
 
-    verifier: str
-    """As `reward.verifier`, except `sum`."""
+    verifier: Annotated[str, ours_or_own(ALONE)]
+    """As `reward.verifier`, except `sum`, `environment` and `agent`."""
     weight: float = 1.0
     """Factor of this part in the sum."""
     name: str = ""
     """Name under which it is recorded and plotted; empty: the verifier's own name."""
     options: dict[str, Option] = field(default_factory=dict)
     """As `reward.options`."""
-
-    def _problems(self) -> Iterator[str]:
-        if self.verifier in (SUM, ENVIRONMENT, AGENT):
-            yield f"reward.parts.verifier must not be `{self.verifier}`: name a verifier"
 
     @property
     def label(self) -> str:
@@ -53,7 +53,7 @@ class RewardPart(Section, section="reward.parts"):
 class RewardSection(Section, section="reward"):
     """Judging answers."""
 
-    verifier: str = "exact"
+    verifier: Annotated[str, ours_or_own((*ALONE, *WHOLE))] = "exact"
     """`exact`, `numeric`, `choice`, `pattern`, `math-verify`, `reasoning-gym`, `json-schema`,
     `judge` (a model behind a server), `sum`, `environment` or `agent` (its own numbers alone), or
     your `file.py:function` or `module:function`, called with (prompt, completion, answer, metadata)

@@ -51,7 +51,8 @@ class RunSection(Section, section="run"):
     seed: int = 0
     """Seed of the data order and of sampling."""
     dir: str = "runs/{id}"
-    """Folder for logs, checkpoints, weights, report and the embedded broker's data."""
+    """Folder for logs, checkpoints, weights, report and the embedded broker's data; a new run takes
+    none that has other things in it."""
     on_changed_code: Literal["refuse", "record"] = "refuse"
     """Behavior of a role that starts in a living run with another reward, environment, judge's
     template or held-out file than the trainer claimed: end and name it, or go on with it."""
@@ -63,6 +64,8 @@ class RunSection(Section, section="run"):
             yield f"run.seed must be in [0, 2^63), got {self.seed}"
         if not self.dir or re.search(r"[{}]", self.dir.replace("{id}", "")):
             yield f"run.dir must be a path with no other braces than {{id}}, got {self.dir!r}"
+        if self.dir.startswith("~"):  # a shell leaves it in `--run.dir=~/x`
+            yield f"run.dir must be a path without `~`, which stays as it is, got {self.dir!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,22 @@ import hashlib
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.workers.config.checks import Must
 from rlstreams.workers.config.nearest import meant_path
 
 # Any: what lies inside arrays and tables is for its receiver to judge.
 Option: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
 SOURCE_MAX_BYTES = 1_000_000  # of source text in a claim
+# `file.py:name` or `module:name`, in the regular expressions that Python and editors share: these
+# do not agree on the letters of a name, so it admits more than `located`.
+_LOCATED = r"^(.*\.py|[^\s:/]+):[^\s:/.-]+$"
 
 
 def resolved(options: Mapping[str, Option], field: str) -> dict[str, Option]:
@@ -44,6 +48,16 @@ def located(name: str) -> tuple[str, str, str] | None:
     if place.endswith(".py"):
         return str(Path(place).resolve()), "", code
     return ("", place, code) if re.fullmatch(r"\w+(\.\w+)*", place) else None
+
+
+def ours_or_own(names: Sequence[str]) -> Must:
+    """One of our names, or a function of the user's."""
+    return Must(
+        f"one of {', '.join(map(repr, names))}, or your `file.py:function` or `module:function`",
+        lambda value: value in names or located(value) is not None,
+        names,
+        _LOCATED,
+    )
 
 
 def code_hashes(name: str) -> dict[str, str]:

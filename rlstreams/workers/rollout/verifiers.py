@@ -59,7 +59,7 @@ def make_verifier(section: RewardSection, note: Callable[[str], None] = lambda _
         note: called with problems beside samples, for the log.
 
     Raises:
-        ConfigError: an unknown name or option, a reference to a secret that is not there, a package
+        ConfigError: an unknown option, a reference to a secret that is not there, a package
             that is not installed, or a file or function that cannot be loaded.
         DeadlineError: the system has no process for user code.
     """
@@ -139,15 +139,10 @@ def _user_code(
         if verifier == JUDGE:
             file = str(_JUDGE)
             timeout_s, options = _judged_by(options, section, field)
-    elif (found := located(verifier)) is not None:
-        file, module, function = found
     else:
-        known = [*QUICK_VERIFIERS, *CHILD_VERIFIERS, SUM, ENVIRONMENT, AGENT]
-        half = "; name its function too" if verifier.endswith(".py") else ""
-        raise ConfigError(
-            f"{field} must be one of {', '.join(known)}, or `file.py:function` or "
-            f"`module:function`, got {verifier!r}{half or meant(verifier, known)}"
-        )
+        found = located(verifier)
+        assert found is not None, verifier  # the section admits no other name
+        file, module, function = found
     return UserCode(
         name=function,
         file=file,

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.reward import RewardPart, RewardSection
-from rlstreams.workers.rollout.verifiers import make_verifier
+from rlstreams.workers.config.reward import ALONE, RewardPart, RewardSection
+from rlstreams.workers.rollout.quick_verifiers import QUICK_VERIFIERS
+from rlstreams.workers.rollout.verifiers import CHILD_VERIFIERS, make_verifier
 from rlstreams.workers.sandbox.reward import AnswerToJudge, Judgement, RewardError, Verifier
 
 
@@ -45,6 +46,10 @@ def rewards(one: Verifier, cases: list[tuple[str, str]], **metadata: Any) -> lis
 )
 def test_numeric_compares_the_last_number(completion: str, answer: str, reward: float) -> None:
     assert [reward] == rewards(verifier("numeric"), [(completion, answer)])
+
+
+def test_all_of_ours_are_named_in_the_configuration() -> None:
+    assert {*ALONE} == {*QUICK_VERIFIERS, *CHILD_VERIFIERS}
 
 
 def test_an_unfinished_answer_earns_nothing() -> None:
@@ -136,19 +141,18 @@ def test_a_sum_weighs_its_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: verifier("exactly"), r"reward\.verifier must be one of exact, numeric"),
+        (lambda: verifier("exactly"), r"reward\.verifier must be one of 'exact', 'numeric'"),
         (lambda: verifier("numerc"), r"got 'numerc'; did you mean 'numeric'"),
-        (lambda: verifier("rewards.py"), r"got 'rewards.py'; name its function too"),
+        (lambda: verifier("rewards.py"), r"or your `file.py:function` or .*, got 'rewards.py'"),
         (lambda: verifier("no_such:f"), r"verifier: there is no module 'no_such' in .* nor amo"),
-        (lambda: verifier("file.py:"), r"reward\.verifier must be one of exact, numeric"),
+        (lambda: verifier("file.py:"), r"reward\.verifier must be one of 'exact', 'numeric'"),
         (lambda: verifier("numeric", tolerence=1.0), r"has no option 'tolerence'; it has"),
         (lambda: verifier("numeric", tolerance="1"), r"option tolerance must be a float, got '1'"),
         (lambda: verifier("pattern", pat="x"), r"cannot be called with \(prompt, .*, pat\)"),
         (lambda: verifier("sum"), r"parts are for `sum`, and it needs at least one"),
         (lambda: verifier("exact", (RewardPart(verifier="exact"),)), r"parts are for `sum`"),
-        (lambda: RewardPart(verifier="sum"), r"reward\.parts\.verifier must not be `sum`"),
+        (lambda: RewardPart(verifier="sum"), r"reward\.parts\.verifier must be .*, got 'sum'"),
         (lambda: verifier("sum", (RewardPart(verifier="exact"),) * 2), r"two are called 'exact'"),
-        (lambda: verifier("sum", (RewardPart(verifier="nope"),)), r"parts 'nope' must be one of"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(make: Any, told: str) -> None:

@@ -76,7 +76,7 @@ def test_a_reference_that_is_no_model_is_told_before_a_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only where it is asked for; a whole one is named."""
-    words = ["doctor", str(DEMO), f"--run.dir={tmp_path}", "--trainer.loss.kl_coef=0.1"]
+    words = ["doctor", str(DEMO), f"--run.dir={tmp_path / 'run'}", "--trainer.loss.kl_coef=0.1"]
     assert 0 == main(words)
     assert "reference  " not in capsys.readouterr().out
     assert 1 == main([*words, f"--logprob.reference={tmp_path / 'no'}"])

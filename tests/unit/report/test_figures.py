@@ -7,11 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from rlstreams.debug.loss.formula import _figures
 from rlstreams.show.metrics.figures import NONE, of_run, of_step, parted
-from rlstreams.show.report.facts import SUMMARY, summary
+from rlstreams.show.report.charts import series
+from rlstreams.show.report.facts import STEP_HEAD, SUMMARY, step_cells, summary
 from rlstreams.show.report.html import environment
+from rlstreams.show.report.page import steps_csv
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.up.live.screen import PlainLines
+from tests.factories import step_completed
+from tests.unit.report.sample_run import FoldOf, views_at
 from tests.unit.report.test_live import drawn, full_input
 
 
@@ -51,8 +56,28 @@ def test_what_rounding_alone_makes_is_shown_as_0(
 ) -> None:
     """The first step of a run samples and trains the same weights: its KL is noise."""
     point = full_input().views.run.steps[-1]
-    found = of_step(replace(point, loss=loss, metrics={**point.metrics, "kl": kl}))
+    point = replace(point, loss=loss, metrics={**point.metrics, "kl": kl})
+    found = of_step(point)
     assert (found["loss"].value, found["kl"].value) == shown
+    cells = dict(zip(STEP_HEAD, step_cells(point), strict=True))
+    assert (cells["loss"], cells["KL"]) == shown, "in the table of report and page"
+
+
+def test_charts_have_no_rounding_and_exports_have_its_bits() -> None:
+    """A chart of noise looks like one of a policy that moves."""
+    views = views_at(5)
+    steps = [
+        replace(p, loss=(-1) ** p.step * 4e-9, metrics={**p.metrics, "kl": 9e-13})
+        for p in views.run.steps
+    ]
+    lines = series(FoldOf(replace(views, run=replace(views.run, steps=steps))))["lines"]
+    assert {0.0} == {*lines["loss"], *lines["kl"]}
+    assert all(lines["entropy"])
+    event = step_completed(1, loss=-4e-9, metrics={"kl": 9e-13, "entropy": 0.5})
+    assert "kl 0, entropy 0.5" == _figures(event), "what `config loss` shows of a step"
+    row = steps_csv(steps).splitlines()[1]
+    assert ",9e-13," in row
+    assert "4e-09," in row
 
 
 def test_page_and_report_lay_out_all_of_them() -> None:

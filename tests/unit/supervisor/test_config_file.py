@@ -11,13 +11,18 @@ import pytest
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import CONTROL, STEPS
+from rlstreams.streams.run.place import BROKER_FOLDER
 from rlstreams.up.supervisor import up as module
 from rlstreams.up.supervisor.fault_hook import UpOptions
 from rlstreams.up.supervisor.up import up
-from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run
+from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
+from rlstreams.workers.bootstrap.model_server import LOGS, SERVERS
+from rlstreams.workers.bootstrap.sessions import FOLDER as AGENTS
+from rlstreams.workers.bootstrap.weights import PULLED_FOLDER, SECRET_FILE, WEIGHTS_FOLDER
 from rlstreams.workers.config.load import load, resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
 from rlstreams.workers.loop.control import PAUSED, RUNNING, ControlFollower, desired
+from rlstreams.workers.loop.lease import lock_file
 from tests.factories import step_completed, trainer_started
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -112,6 +117,8 @@ def test_a_pause_while_up_reads_the_log_is_not_taken_back(
         ("checkpoints/000001-00000005/manifest.json", "checkpoints is a folder of checkpoints"),
         ("weights/v000001-abc.safetensors", "weights is a folder of weight versions"),
         ("model/config.json", "model has a config.json that is of no run"),
+        ("mine/report.html", r"mine has other things in it \(report.html\)"),
+        ("home/.bashrc", r"home has other things in it \(.bashrc\)"),
         ("file", "file is a file"),
         ("file/below", "file is a file"),
     ],
@@ -133,6 +140,38 @@ def test_a_folder_of_something_else_is_refused_as_it_is(
     with pytest.raises(ConfigError, match=f"run.dir: .*{told}.*name another.*--run.dir"):
         up(options)
     assert before == sorted(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+def test_a_run_does_not_scatter_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Where a project lies, or a system; `up` is not tried there."""
+    (tmp_path / "reward.py").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    told = rf"run.dir: {place} has other things in it .*, not a folder of a run: name another"
+    with pytest.raises(ConfigError, match=told):
+        refuse_place(RunConfig(run=RunSection(dir=place)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[], ["run.toml", "up.log"], ["given/a", "checkpoints/b", "weights/c"], ["up.lock", "x"]],
+)
+def test_a_folder_that_a_run_may_begin_in(tmp_path: Path, names: list[str]) -> None:
+    """A shell's log, what roles by hand left, an earlier start that got no further."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    refuse_place(RunConfig(run=RunSection(dir=str(tmp_path))))
+
+
+def test_what_roles_by_hand_leave_is_no_stranger(tmp_path: Path) -> None:
+    """A run that they began goes on under `up`."""
+    for name in (AGENTS, LOGS, PULLED_FOLDER, SECRET_FILE, SERVERS, WEIGHTS_FOLDER, BROKER_FOLDER):
+        (tmp_path / name).write_text("")
+    lock_file(tmp_path, "trainer-0").write_text("")
+    refuse_place(RunConfig(run=RunSection(dir=str(tmp_path))))
 
 
 def test_what_the_trainer_refuses_leaves_the_configuration_as_it_was(tmp_path: Path) -> None:

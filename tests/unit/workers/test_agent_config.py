@@ -49,8 +49,8 @@ def test_files_of_a_command_are_those_beside_the_configuration(tmp_path: Path) -
         ),
         (f"{AGENT}outside = true\n", "; `command` and `outside` are set"),
         (
-            f"{OUTSIDE}[reward]\nverifier = 'arithmetic'\n",
-            "reward.verifier is 'arithmetic', and agent 'agent' is outside: it would compare",
+            f"{OUTSIDE}[reward]\nverifier = 'exact'\n",
+            "reward.verifier is 'exact', and agent 'agent' is outside: it would compare",
         ),
         (
             f"{OUTSIDE}[reward]\nverifier = 'agent'\n[data]\nheld_out_rows = 4\n",

@@ -68,6 +68,7 @@ def test_overrides_of_text_need_no_quotes(override, section, expected):
         ("[trainer]\nsteps = 0", r"run.toml:2:1: trainer.steps must be above 0, got 0"),
         ("[run]\nid = 'a/b'", r"run.toml:2:1: run.id must be 1 to 100 letters"),
         ("[run]\nid = ''", r"run.id must be"),
+        ("[run]\ndir = '~/runs'", r"run.dir must be a path without `~`, .*, got '~/runs'"),
         ("[run]\ndir = 'runs/{name}'", r"run.dir must be a path with no other braces"),
         ("[trainer]\nmin_group_samples = 9", r"trainer.min_group_samples is 9, but prompts.group"),
         ("[prompts]\nevaluate_every = 2", r"prompts.evaluate_every is 2, but data.held_out is em"),

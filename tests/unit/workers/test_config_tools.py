@@ -15,6 +15,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.docs import SYMPTOMS, field_docs, json_schema, page
 from rlstreams.workers.config.layers import toml_places
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins
+from rlstreams.workers.config.loss import ADVANTAGES, KINDS
+from rlstreams.workers.config.reward import RewardSection
 from tests.unit.workers.test_config_load import write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,6 +149,27 @@ def test_the_schema_knows_what_we_know(capsys: pytest.CaptureFixture[str]) -> No
     assert validator.is_valid({**demo, "extends": ["base.toml"]})
     assert not validator.is_valid({"trainer": {"stps": 3}})
     assert not validator.is_valid({"trainer": {"steps": "3"}})
+    for name in (
+        "numeric",
+        "numeric.py",
+        "a b:c",
+        "grade.py:grade",
+        "C:/ö ö/g.py:f",
+        "p.q:ä",
+        "x:1 ",
+    ):
+        try:
+            is_known = bool(RewardSection(verifier=name))
+        except ConfigError:
+            is_known = False
+        assert is_known == validator.is_valid({"reward": {"verifier": name}}), name
+    part = {"verifier": "sum", "weight": 1.0}
+    assert not validator.is_valid({"reward": {"verifier": "sum", "parts": [part]}})
+    offered = {"trainer.loss.kind": KINDS, "trainer.loss.advantage": ADVANTAGES}
+    for field, names in offered.items():
+        loss = schema["$defs"]["LossSection"]["properties"][field.rpartition(".")[2]]
+        assert list(names) == loss["anyOf"][0]["enum"], field
+        assert names[0] == loss["default"]
     described = schema["$defs"]["TrainerSection"]["properties"]["steps"]["description"]
     assert "Optimizer steps after which the run ends." == described
 
