@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import StatisticsError, correlation, fmean, pstdev
 from typing import Any
 
 from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.run import StepPoint
 
 SURE = 3.0  # standard errors of a difference that is no noise
+BEFORE = 10  # steps by which chance is judged
+SOLVED = 2.0  # mean reward over its spread: equal groups of such batches earned it all
+FALLING = -0.7  # correlation of reward and spread: the better a batch, the less its answers differ
+GROUPS_COMPARED = ("grpo", "rloo", "reinforce++baseline", "maxrl")  # advantages within a group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,18 @@ class LearningFacts:
         value = self.get(name)
         return f"{name} (now {value:g})" if isinstance(value, int | float) else name
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether a group of equal rewards has no signal."""
+        return self.get("trainer.loss.advantage") in (None, *GROUPS_COMPARED)
+
+    @property
+    def learns_rewards(self) -> bool:
+        """Whether rewards say what is better: not with advantages of 1, nor with the user's own,
+        of which that is not known."""
+        name = self.get("trainer.loss.advantage")
+        return self.compares_groups or name in ("reinforce++", "gae", "reward")
+
 
 def mean_of(steps: Sequence[StepPoint], name: str, absent: float = 0.0) -> float:
     """Mean of a metric over steps."""
@@ -82,6 +98,67 @@ def error_of(*windows: Sequence[StepPoint]) -> float:
     return math.sqrt(found)
 
 
+def spread_of(steps: Sequence[StepPoint]) -> float:
+    """Standard deviation of the reward over all samples of the steps; 0: not known."""
+    within = fmean(p.metrics.get("reward_std", 0.0) ** 2 for p in steps)
+    return math.sqrt(within + pstdev([p.reward for p in steps]) ** 2) if within else 0.0
+
+
+def group_error(*windows: Sequence[StepPoint]) -> float:
+    """Standard error of the difference of mean rewards if answers to a prompt are all alike and
+    the spread is that of all windows: the best one's own is small by luck."""
+    spread = math.sqrt(fmean(spread_of(steps) ** 2 for steps in windows))
+    return spread * math.sqrt(sum(1 / max(1, sum(p.num_groups for p in w)) for w in windows))
+
+
 def rises(before: Sequence[StepPoint], after: Sequence[StepPoint]) -> bool:
     """Whether the mean reward rose by more than noise."""
     return mean_reward(after) - mean_reward(before) > SURE * error_of(before, after)
+
+
+def held_out_error(
+    first: EvaluationPoint, last: EvaluationPoint, steps: Sequence[StepPoint]
+) -> float:
+    """Standard error of the difference of two evaluations."""
+    spread = mean_of(steps[:BEFORE], "reward_std")
+
+    def squared(point: EvaluationPoint) -> float:
+        of_one = point.accuracy * (1 - point.accuracy) if point.is_right_or_wrong else spread**2
+        return of_one / max(1, point.num_samples)
+
+    return math.sqrt(squared(first) + squared(last))
+
+
+def is_solved(steps: Sequence[StepPoint]) -> bool:
+    """Whether answers earn nearly all that can be earned, wherever the reward's zero is."""
+    spreads = [p.metrics.get("reward_std", 0.0) for p in steps]
+    if mean_reward(steps) > SOLVED * fmean(spreads):
+        return True
+    try:
+        return correlation([p.reward for p in steps], spreads) < FALLING
+    except StatisticsError:  # one of the two never changes
+        return False
+
+
+def begin_of_flat(steps: Sequence[StepPoint]) -> int:
+    """Index from which on no group of any step has a signal."""
+    first = len(steps)
+    while first and _is_flat(steps[first - 1]):
+        first -= 1
+    return first
+
+
+def chance_of_flat(steps: Sequence[StepPoint], first: int) -> float:
+    """Probability of the flat steps, by the share of flat groups before them; 0: none is before."""
+    before = steps[max(0, first - BEFORE) : first]
+    if not before:
+        return 0.0
+    num = sum(p.num_groups for p in before)
+    flat = sum(p.num_groups * p.metrics.get("equal_reward_groups", 0.0) for p in before)
+    share = (flat + 2) / (num + 2)  # two flat ones more: few steps prove little
+    return float(share ** sum(p.num_groups for p in steps[first:]))
+
+
+def _is_flat(step: StepPoint) -> bool:
+    metrics = step.metrics
+    return metrics.get("reward_std") == 0.0 or metrics.get("equal_reward_groups", 0.0) >= 1.0

@@ -11,22 +11,28 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 
-from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.hindrance import (
     SURE,
     Hindrance,
     LearningFacts,
+    begin_of_flat,
+    chance_of_flat,
     error_of,
+    group_error,
+    held_out_error,
     inspect_command,
+    is_solved,
     mean_of,
     mean_reward,
     mean_staleness,
     rises,
+    spread_of,
 )
 from rlstreams.streams.views.run import StepPoint
 
-FLAT_STEPS = 3  # steps in a row without a signal, which is then no chance
+FLAT_STEPS = 3  # steps in a row without a signal
+CHANCE = 1e-3  # probability of so many steps without a signal, by those before them
 LAST = f"in the last {FLAT_STEPS} steps"
 PEAK_STEPS = 2  # steps of the best reward: a policy may be lost in its third
 NEVER_REWARDED = (
@@ -38,16 +44,18 @@ LONG = 60  # steps: of three sound runs of a 270M model one stood still for 35
 FAR_KL = 0.1  # nats a token between two versions; the demo has 4e-5 to 2e-3
 STILL_KL = 1e-6  # nats a token: a learning rate that teaches moves a policy farther in every step
 CLIPPED = 0.2  # share of tokens; the demo has 4e-3, with a clip of 1e-5 it has 0.32
+_CLIPS = "clip_low", "clip_high"
+BOUNDS = {None: _CLIPS, "ppo": _CLIPS, "dppo": ("divergence_max",)}  # that gspo binds is meant
 CUT = 0.5  # share of answers that are cut: seldom what was wanted
 FEW_CUT, FULL = 0.2, 0.95  # the same, where their mean length is this share of the longest
 ALIKE = 0.8  # share of groups without a signal
-SOLVED = 2.0  # mean reward over its spread: equal groups of such batches earned it all
 CERTAIN = 0.1  # entropy over that of the first steps
 COLD = 0.02  # nats a token: answers to a prompt are nearly all the same one
 LOW = 0.6  # temperature: the demo at 0.05 had 95 % of its groups alike, at 1 6 %
 HOT = 1.3  # temperature: above it a model says what it finds unlikely
 FELL = 0.6  # spreads of the reward: no other rows explain such a fall
 OLD = 2.0  # versions: staleness that is the first thing to lower
+FEW_GROUPS = 16  # of a window: its mean is mostly their luck below
 FEW_SAMPLES = 64  # of a step: a mean of fewer is mostly noise
 _AGAIN = "begin again, or branch off an earlier step (rlstreams replay branch)"
 
@@ -116,29 +124,31 @@ def _slower(facts: LearningFacts, newest: Sequence[StepPoint]) -> str:
 def is_clipped(facts: LearningFacts) -> Hindrance | None:
     """The clip binds for many tokens."""
     newest = facts.steps[-FLAT_STEPS:]
-    if min(p.metrics.get("clip_fraction", 0.0) for p in newest) < CLIPPED:
+    bounds = BOUNDS.get(facts.get("trainer.loss.kind"))
+    if not bounds or min(p.metrics.get("clip_fraction", 0.0) for p in newest) < CLIPPED:
         return None
+    settings = " and ".join(facts.setting(f"trainer.loss.{name}") for name in bounds)
     return Hindrance(
         cause="many tokens are clipped",
         evidence=f"{LAST} {mean_of(newest, 'clip_fraction'):.0%} had no gradient, for they "
         "had moved past the clip",
-        cure=f"raise {facts.setting('trainer.loss.clip_low')} and "
-        f"{facts.setting('trainer.loss.clip_high')}, if they are below 0.1; else "
-        f"{_slower(facts, newest)}",
+        cure=f"raise {settings}, if below 0.1; else {_slower(facts, newest)}",
     )
 
 
 def collapsed(facts: LearningFacts) -> Hindrance | None:
     """The reward is far below what it was."""
     steps = facts.steps
-    newest = steps[-FLAT_STEPS:]
-    last = len(steps) - FLAT_STEPS - PEAK_STEPS
-    blocks = [steps[n : n + PEAK_STEPS] for n in range(last + 1)]
+    enough = math.ceil(FEW_GROUPS / max(1, steps[-1].num_groups))  # steps
+    peak, num = max(PEAK_STEPS, enough), max(FLAT_STEPS, enough)
+    newest = steps[-num:]
+    blocks = [steps[n : n + peak] for n in range(len(steps) - num - peak + 1)]
     if not blocks:
         return None
     best = max(blocks, key=mean_reward)
-    fell, spread = mean_reward(best) - mean_reward(newest), mean_of(best, "reward_std")
-    if not spread or fell < max(FELL * spread, SURE * error_of(best, newest)):
+    fell = mean_reward(best) - mean_reward(newest)
+    spread = max(spread_of(block) for block in (best, newest))
+    if not spread or fell < max(FELL * spread, SURE * group_error(best, newest)):
         return None
     cure = f"{_slower(facts, newest)}, and {_AGAIN}"
     far = next((p for p in steps if p.metrics.get("kl", 0.0) > FAR_KL), None)
@@ -150,7 +160,7 @@ def collapsed(facts: LearningFacts) -> Hindrance | None:
         moved += f"{FAR_KL:g}"
     return Hindrance(
         cause="the reward collapsed",
-        evidence=f"from {mean_reward(best):.2f} in steps {best[0].step} and {best[-1].step} to "
+        evidence=f"from {mean_reward(best):.2f} in steps {best[0].step} to {best[-1].step}, to "
         f"{mean_reward(newest):.2f}; {moved}; entropy went from "
         f"{mean_of(best, 'entropy'):.2g} to {mean_of(newest, 'entropy'):.2g}",
         cure=f"{cure}. Read some answers: {inspect_command(newest)}",
@@ -161,8 +171,13 @@ def nothing_to_learn(facts: LearningFacts) -> Hindrance | None:
     """Every answer, or every answer to the same prompt, earned the same."""
     newest = facts.steps[-FLAT_STEPS:]
     is_flat = all(p.metrics.get("reward_std", 1.0) == 0.0 for p in newest)
-    if not is_flat and any(p.metrics.get("equal_reward_groups", 0.0) < 1.0 for p in newest):
+    if not facts.learns_rewards or not (is_flat or facts.compares_groups):
         return None
+    first = begin_of_flat(facts.steps)
+    if len(facts.steps) - first < FLAT_STEPS or chance_of_flat(facts.steps, first) > CHANCE:
+        return None
+    if first and min(p.reward for p in newest) >= max(p.reward for p in facts.steps):
+        return None  # all is learnt
     rewards = {p.reward for p in newest}
     same, cure = f"every answer was rewarded with {newest[-1].reward:g}", ""
     if is_flat and rewards == {0.0}:
@@ -180,8 +195,8 @@ def nothing_to_learn(facts: LearningFacts) -> Hindrance | None:
 def too_alike(facts: LearningFacts) -> Hindrance | None:
     """Most groups have no signal, and not because their rows are solved."""
     newest = facts.steps[-WINDOW:]
-    share, spread = mean_of(newest, "equal_reward_groups"), mean_of(newest, "reward_std")
-    if len(newest) < WINDOW or share < ALIKE or mean_reward(newest) > SOLVED * spread:
+    share = mean_of(newest, "equal_reward_groups")
+    if not facts.compares_groups or len(newest) < WINDOW or share < ALIKE or is_solved(newest):
         return None
     return Hindrance(
         cause="most of a batch teaches nothing",
@@ -223,7 +238,7 @@ def _alike_cure(facts: LearningFacts, newest: Sequence[StepPoint]) -> str:
 def parts_conflict(facts: LearningFacts) -> Hindrance | None:
     """The reward rises by one of its parts, and another one falls."""
     before, after = facts.steps[:WINDOW], facts.steps[-WINDOW:]
-    if len(facts.steps) < 2 * WINDOW or not rises(before, after):
+    if not facts.learns_rewards or len(facts.steps) < 2 * WINDOW or not rises(before, after):
         return None
     names = {name for p in after for name in p.metrics if name.startswith("reward/")}
     changes = {
@@ -258,8 +273,8 @@ def is_exploited(facts: LearningFacts) -> Hindrance | None:
     if len(curve) < 2 or len(steps) < WINDOW:
         return None
     before, after, first, last = steps[:WINDOW], steps[-WINDOW:], curve[0], curve[-1]
-    is_rising = len(steps) >= 2 * WINDOW and rises(before, after)
-    gained, error = last.accuracy - first.accuracy, _held_out_error(first, last, steps)
+    is_rising = facts.learns_rewards and len(steps) >= 2 * WINDOW and rises(before, after)
+    gained, error = last.accuracy - first.accuracy, held_out_error(first, last, steps)
     is_worse = gained < -SURE * error and max(p.accuracy for p in curve[1:][-2:]) < first.accuracy
     behind = mean_reward(after) - mean_reward(before) - gained
     is_missed = gained < error and behind > SURE * math.hypot(error, error_of(before, after))
@@ -279,31 +294,24 @@ def is_exploited(facts: LearningFacts) -> Hindrance | None:
 
 
 def _control(facts: LearningFacts) -> str:
-    """Why a run with permuted rewards does not learn; "": its rewards are its own."""
+    """Why a run does not learn that is not led by its rewards; "": it is."""
     name = facts.get("trainer.control")
-    is_one = name not in (None, "none")
-    return f"trainer.control is {name}: such a run is not to learn" if is_one else ""
-
-
-def _held_out_error(
-    first: EvaluationPoint, last: EvaluationPoint, steps: Sequence[StepPoint]
-) -> float:
-    """Standard error of the difference of two evaluations."""
-    spread = mean_of(steps[:WINDOW], "reward_std")
-
-    def squared(point: EvaluationPoint) -> float:
-        of_one = point.accuracy * (1 - point.accuracy) if point.is_right_or_wrong else spread**2
-        return of_one / max(1, point.num_samples)
-
-    return math.sqrt(squared(first) + squared(last))
+    if name not in (None, "none"):
+        return f"trainer.control is {name}: such a run is not to learn"
+    if facts.learns_rewards:
+        return ""
+    return "are the answers that are learnt, or the teacher, better than the policy? read some"
 
 
 def hardly_moves(facts: LearningFacts) -> Hindrance | None:
     """Versions are nearly the same one, though groups have a signal."""
     newest = facts.steps[-WINDOW:]
-    moved = [p.metrics["kl"] for p in newest if "kl" in p.metrics and mean_staleness([p]) >= 0.5]
-    is_warm = facts.steps[-1].step > WINDOW + (facts.get("trainer.optimizer.warmup_steps") or 0)
-    if len(moved) < WINDOW // 2 or not is_warm or max(moved) > STILL_KL:
+    known = [p for p in facts.steps if "kl" in p.metrics and mean_staleness([p]) >= 0.5]
+    moved = [p.metrics["kl"] for p in known[-WINDOW:]]
+    warmups = ("trainer.optimizer.warmup_steps", "trainer.loss.value_warmup_steps")
+    is_warm = facts.steps[-1].step > WINDOW + max(facts.get(name) or 0 for name in warmups)
+    has_moved = any(p.metrics["kl"] > STILL_KL for p in known)  # before its rate fell
+    if len(moved) < WINDOW // 2 or not is_warm or has_moved:
         return None
     return Hindrance(
         cause="the policy hardly moves",
@@ -317,17 +325,17 @@ def hardly_moves(facts: LearningFacts) -> Hindrance | None:
 def stays(facts: LearningFacts) -> Hindrance | None:
     """Neither reward nor held-out rows rose, for many steps, though groups have a signal."""
     steps, curve = facts.steps, facts.held_out
-    if len(steps) < LONG:
+    if len(steps) < LONG or not facts.learns_rewards:
         return None
     before, after = steps[:WINDOW], steps[-WINDOW:]
     error = error_of(before, after)
     has_risen = mean_reward(after) - mean_reward(before) > error
     if len(curve) > 1:
-        error = _held_out_error(curve[0], curve[-1], steps)
+        error = held_out_error(curve[0], curve[-1], steps)
         has_risen |= curve[-1].accuracy - curve[0].accuracy > error
     elif any(p.num_dropped for p in steps):
         return None  # of a policy that gains, harder groups are left
-    if has_risen or mean_reward(after) > SOLVED * mean_of(after, "reward_std"):
+    if has_risen or is_solved(after):
         return None
     evidence = (
         f"the reward was {mean_reward(before):.2f} at first and is {mean_reward(after):.2f} now"

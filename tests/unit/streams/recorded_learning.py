@@ -30,6 +30,7 @@ FIELDS = (
     "trainer.optimizer.lr",
     "trainer.optimizer.warmup_steps",
 )  # those that the checks name
+GROUP = 8  # samples, of every recorded run
 LATE = 2  # steps until the answers of an evaluation are there
 
 
@@ -75,7 +76,8 @@ def _point(run: Mapping[str, Any], number: int) -> StepPoint:
     tokens = {whole: round(1000 * (1 + whole - mean)), whole + 1: round(1000 * (mean - whole))}
     return StepPoint(
         step=number + 1, epoch=1, policy_version=number + 1, reward=run["reward"][number], loss=0.0,
-        num_samples=run["num_samples"], num_groups=1, num_tokens=1, num_masked=0,
+        num_samples=run["num_samples"],
+        num_groups=max(1, run["num_samples"] // GROUP), num_tokens=1, num_masked=0,
         metrics={name: values[number] for name, values in run["metrics"].items()},
         staleness=tokens, started_at_ms=0,
         finished_at_ms=1000 * number, num_dropped=run["dropped"][number],
