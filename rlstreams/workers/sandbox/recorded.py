@@ -7,10 +7,12 @@ other while it is loaded or called, and nobody else finds them.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import linecache
 import sys
@@ -169,12 +171,26 @@ class OwnFunction:
             except Exception as err:
                 if passes(err):
                     raise
-                at = loading.where(err, self.file)
-                raise OwnCodeError(f"{self.field}: {at}: {type(err).__name__}: {err}") from err
+                at, more = loading.where(err, self.file), _fields_there(err)
+                raise OwnCodeError(
+                    f"{self.field}: {at}: {type(err).__name__}: {err}{more}"
+                ) from err
 
     def refused(self, why: str) -> OwnCodeError:
         """The error that its result is not what it must be."""
         return OwnCodeError(f"{self.field}: {self.place} {why}")
+
+
+def _fields_there(error: Exception) -> str:
+    """The fields of what a function was given, if it asked for one that is not there."""
+    given = error.obj if isinstance(error, AttributeError) else None
+    kind = type(given)
+    if not kind.__module__.startswith("rlstreams."):
+        return ""
+    public = [name for name in dir(kind) if not name.startswith("_") and not hasattr(tuple, name)]
+    names = [name for name in public if not inspect.ismethod(getattr(kind, name))]
+    near = difflib.get_close_matches(str(error.name), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
 
 
 def own_functions(by: LossSection, code: Code) -> dict[str, OwnFunction]:

@@ -22,18 +22,26 @@ LOSSES = {
     "async def loss(tokens): ...": "must be a plain function",
     "def loss(tokens): return 1 / 0": r"my\.py:1: ZeroDivisionError",
     "def loss(tokens): return None": "gave NoneType for losses, not a tensor",
-    "def loss(tokens): return -tokens.policy_N.mean()": r"losses of shape \(\) .*tokens have \(12",
+    "def loss(tokens): return -tokens.policy_N.mean()": r"shape \(\) .*\(12,\).* one for each",
     "def loss(tokens): return -tokens.policy_N, tokens.policy_N[:3], None": "ratios of shape",
     "def loss(tokens): return -tokens.policy_N.detach()": "losses without gradient",
     "def loss(tokens): return 0 * tokens.policy_N + tokens.weights_N": "has no gradient",
     "def loss(tokens): return tokens.policy_N / (tokens.weights_N * 0)": "gave a loss of -?inf",
     "def loss(tokens): return (tokens.policy_N * 0).sqrt()": "gave a gradient of",
+    "def loss(tokens): return -tokens.policy_N, None": "gave a tuple of 2: return the losses, or",
+    "def loss(t): return -t.advantages * t.policy_N": r"my\.py:1: .*mean 'advantages_N'\?",
+    "def loss(t): return t.mask": r"has no attribute 'mask'; it has advantages_N, .*weights_N",
+    "def loss(t): return t.policy_N - t.reference_N": r"my\.py:1: TypeError: .*'NoneType'",
+    "class loss:\n    def __init__(self, tokens): ...": "loss is a class: name a fun",
+    "class L:\n    def __call__(self, t): return 1\nloss = L()": r"my\.py:2 gave int for losses",
     "import torch\ndef loss(t): return t.policy_N * torch.rand(len(t.policy_N))": "no random",
     "state = []\ndef loss(t):\n    state.append(1)\n    return t.policy_N * len(state)": "nothing",
 }
 ADVANTAGES = {
     "def own(samples): return [1.0]": r"gave 1 advantages for 8 samples",
     "def own(samples): return 3": "gave int, not a sequence of numbers",
+    "def own(samples): return {i: s.reward for i, s in enumerate(samples)}": "gave dict: give a l",
+    "def own(samples): return [s.rewards for s in samples]": r"mine\.py:1: .*mean 'reward'\?",
     "def own(samples): return ['a'] * len(samples)": "gave list, not a sequence of numbers",
     "def own(samples): return [float('nan')] + [0.0] * 7": r"gave nan for sample 0/0",
     "def own(samples): return [[1.0, 2.0]] * 8": r"\(2,\) for sample 0/0, which has 5 sampled",
@@ -70,6 +78,29 @@ def test_a_loss_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize("text", ADVANTAGES)
 def test_an_advantage_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)trainer\.loss\.advantage: .*{ADVANTAGES[text]}"):
+        tried(config_of(tmp_path, mine=text))
+
+
+@pytest.mark.parametrize(
+    ("signature", "advice"),
+    [
+        ("tokens, *, most=1.0", r"its options are most; did you mean 'most'\?"),
+        ("tokens, *, power=0.5", "its options are power$"),
+        ("tokens", r"write `def loss\(tokens, \*, mots\):`"),
+    ],
+)
+def test_an_option_of_another_name_is_told_from_a_function_without(
+    tmp_path: Path, signature: str, advice: str
+) -> None:
+    config = config_of(tmp_path, my=f"def loss({signature}): return -tokens.policy_N")
+    loss = replace(config.trainer.loss, options={"mots": 2.0})
+    with pytest.raises(ConfigError, match=f"unexpected keyword argument 'mots'; {advice}"):
+        tried(replace(config, trainer=replace(config.trainer, loss=loss)))
+
+
+def test_two_results_that_differ_are_shown_by_their_first_difference(tmp_path: Path) -> None:
+    text = "n = []\ndef own(samples):\n    n.append(1)\n    return [0.0] * 7 + [float(len(n))]"
+    with pytest.raises(ConfigError, match="gave 1, then 2 for the same samples: a redo would not"):
         tried(config_of(tmp_path, mine=text))
 
 

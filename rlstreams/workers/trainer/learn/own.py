@@ -54,9 +54,11 @@ def own_losses(function: OwnFunction, tokens: LossTokens) -> Bounded:
         OwnCodeError: it raised, or returned something else; names the place.
     """
     found = function(tokens, is_out_of_memory)
-    losses_N, ratios_N, is_clipped_N = (
-        found if isinstance(found, tuple) and len(found) == _NUM_LOSS else (found, None, None)
-    )
+    if isinstance(found, tuple) and len(found) != _NUM_LOSS:
+        raise function.refused(
+            f"gave a tuple of {len(found)}: return the losses, or losses, ratios and is_clipped"
+        )
+    losses_N, ratios_N, is_clipped_N = found if isinstance(found, tuple) else (found, None, None)
     if ratios_N is None:
         ratios_N = tokens.ratios()
     if is_clipped_N is None:
@@ -67,7 +69,8 @@ def own_losses(function: OwnFunction, tokens: LossTokens) -> Bounded:
         if own.shape != tokens.policy_N.shape or own.device != tokens.policy_N.device:
             raise function.refused(
                 f"gave {name} of shape {tuple(own.shape)} on {own.device}; the tokens have "
-                f"{tuple(tokens.policy_N.shape)} on {tokens.policy_N.device}"
+                f"{tuple(tokens.policy_N.shape)} on {tokens.policy_N.device}: give one for each "
+                "token there, which trainer.loss.reduce makes one number of"
             )
     if not losses_N.is_floating_point() or not losses_N.requires_grad:
         raise function.refused(
@@ -120,22 +123,29 @@ def made_up(by: LossSection, group_size: int, parts: Sequence[str], code: Code) 
     lines = []
     for field, function in own_functions(by, code).items():
         if field == LOSS:
-            first, again = (_tried_loss(function) for _ in range(2))
+            first, again = (_tried_loss(function, by) for _ in range(2))
         else:
             samples = _samples(group_size, parts)
             found = (advantages_of(samples, by, code) for _ in range(2))
             first, again = (np.concatenate([a.of_samples, *a.of_tokens]) for a in found)
         if not np.array_equal(first, again):
             raise function.refused(
-                f"gave {first.tolist()}, then {again.tolist()} for the same {function.given}: a "
-                "redo would not make the same weights; draw no random numbers, and keep nothing "
-                "between calls"
+                f"gave {_differing(first, again)} for the same {function.given}: a redo would not "
+                "make the same weights; draw no random numbers, and keep nothing between calls"
             )
         lines.append(f"{function.place} was called twice with made-up {function.given}")
     return lines
 
 
-def _tried_loss(function: OwnFunction) -> Float32s:
+def _differing(first: Float32s, again: Float32s) -> str:
+    """The first number that differs between two results."""
+    if first.shape != again.shape:
+        return f"{first.size} numbers, then {again.size}"
+    at = int(np.flatnonzero(first != again)[0])
+    return f"{first[at]:.6g}, then {again[at]:.6g}"
+
+
+def _tried_loss(function: OwnFunction, by: LossSection) -> Float32s:
     """Losses and gradients of made-up tokens, of three rows."""
     draw = np.random.default_rng(0)
     counts = (4, 1, 7)
@@ -152,7 +162,7 @@ def _tried_loss(function: OwnFunction) -> Float32s:
         counts_R=counts,
         ages_N=torch.tensor([0.0] * 4 + [1.0] * 8),
         entropy_N=policy_N.square(),
-        reference_N=proximal_N,
+        reference_N=proximal_N if by.why_compared else None,  # as in a step
     )
     losses_N, *_ = own_losses(function, tokens)
     losses_N.sum().backward()  # type: ignore[no-untyped-call]
