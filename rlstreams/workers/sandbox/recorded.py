@@ -17,6 +17,7 @@ import json
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,8 @@ Code = Mapping[str, str]  # source by `FIELD: PATH`, as `TrainerStarted.code`
 LOSS, ADVANTAGE = "trainer.loss.kind", "trainer.loss.advantage"
 _ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",)}
 _IN_FORCE = threading.RLock()
+SLOW_S = 2.0  # of a call that a report names
+_UNDER_WAY: list[tuple[str, float]] = []  # calls in this process, under the lock: when each began
 
 
 class OwnCodeError(ConfigError):
@@ -165,7 +168,7 @@ class OwnFunction:
         Raises:
             OwnCodeError: it raised; names the line.
         """
-        with self._modules.in_force():
+        with self._modules.in_force(), self._under_way():
             try:
                 return self._function(given, **self._options)
             except Exception as err:
@@ -176,9 +179,25 @@ class OwnFunction:
                     f"{self.field}: {at}: {type(err).__name__}: {err}{more}"
                 ) from err
 
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        _UNDER_WAY.append((f"{self.field} of {self.place}", time.monotonic()))
+        try:
+            yield
+        finally:
+            _UNDER_WAY.pop()
+
     def refused(self, why: str) -> OwnCodeError:
         """The error that its result is not what it must be."""
         return OwnCodeError(f"{self.field}: {self.place} {why}")
+
+
+def slow_call() -> str:
+    """The call of a user's function that has taken `SLOW_S` by now, for a report; "": none has."""
+    for what, since_s in tuple(_UNDER_WAY):
+        if time.monotonic() - since_s >= SLOW_S:
+            return f"in {what}"
+    return ""
 
 
 def _fields_there(error: Exception) -> str:
