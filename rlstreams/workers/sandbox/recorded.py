@@ -202,8 +202,9 @@ def slow_call() -> str:
 
 def _fields_there(error: Exception) -> str:
     """The fields of what a function was given, if it asked for one that is not there."""
-    given = error.obj if isinstance(error, AttributeError) else None
-    kind = type(given)
+    if not isinstance(error, AttributeError):
+        return ""
+    kind = type(error.obj)
     if not kind.__module__.startswith("rlstreams."):
         return ""
     public = [name for name in dir(kind) if not name.startswith("_") and not hasattr(tuple, name)]

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.check.doctor.check import Level
 from rlstreams.check.doctor.own_code import own_code_check
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import own_code
-from rlstreams.workers.trainer.learn.own import made_up
+from rlstreams.workers.trainer.learn.own import made_up, unweighted
 
 LOSSES = {
     "def loss(tokens, rows): return -tokens.policy_N": r"loss\(tokens, rows\) cannot be called",
@@ -117,18 +118,29 @@ def test_a_file_that_is_not_there_or_hides_one_of_python_s_is_refused(tmp_path: 
 def test_a_process_of_its_own_tries_both(tmp_path: Path) -> None:
     """One that ends that process, or hangs in it, ends nobody else."""
     one = "def own(samples): return [[s.reward] * s.num_tokens for s in samples]"
-    good = config_of(tmp_path, my="def loss(tokens): return -tokens.policy_N", mine=one)
+    good = config_of(tmp_path, my="def loss(t): return -t.weights_N * t.policy_N", mine=one)
     found = own_code_check(good)
     assert found is not None
     assert f"{tmp_path / 'my.py'}:1 was called twice with made-up tokens" in found.found
     assert f"{tmp_path / 'mine.py'}:1 was called twice with made-up samples" in found.found
-    assert own_code_check(RunConfig()) is None
+    assert (found.level, own_code_check(RunConfig())) == (Level.OK, None)
     bad = config_of(tmp_path, my="import os\ndef loss(tokens): os._exit(3)")
     with pytest.raises(ConfigError, match=r"trainer\.loss\.kind: loaded, .* its process .*3"):
         own_code_check(bad)
     hangs = config_of(tmp_path, my="import time\ntime.sleep(600)")
     with pytest.raises(ConfigError, match="did not come back within 3 s"):
         own_code_check(hangs, limit_s=3.0)
+
+
+def test_a_loss_that_forgets_the_weights_is_told_what_that_costs(tmp_path: Path) -> None:
+    config = config_of(tmp_path, my="def loss(tokens): return -tokens.policy_N")
+    found = own_code_check(config)
+    assert found is not None
+    assert found.level is Level.WARN
+    says = "1 does not use tokens.weights_N: nothing comes of trainer.loss.correction = 'truncate'"
+    assert f"{tmp_path / 'my.py'}:{says}" in found.found
+    uncorrected = replace(config.trainer.loss, correction="none")
+    assert unweighted(uncorrected, own_code(config)) == ""
 
 
 def test_modules_of_the_code_are_nobody_else_s(tmp_path: Path) -> None:

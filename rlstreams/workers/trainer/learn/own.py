@@ -146,14 +146,44 @@ def _differing(first: Float32s, again: Float32s) -> str:
 
 
 def _tried_loss(function: OwnFunction, by: LossSection) -> Float32s:
-    """Losses and gradients of made-up tokens, of three rows."""
+    """Losses and gradients of made-up tokens."""
+    tokens = _tokens(by)
+    losses_N, *_ = own_losses(function, tokens)
+    losses_N.sum().backward()  # type: ignore[no-untyped-call]
+    gradient_N = tokens.policy_N.grad
+    if gradient_N is None or not gradient_N.any():
+        raise function.refused("gave losses of which tokens.policy_N has no gradient")
+    for name, own in (("a loss", losses_N.detach()), ("a gradient", gradient_N)):
+        if not own.isfinite().all():
+            at = int((~own.isfinite()).nonzero()[0])
+            raise function.refused(f"gave {name} of {float(own[at])} for made-up token {at}")
+    return torch.cat([losses_N.detach(), gradient_N]).numpy()
+
+
+def unweighted(by: LossSection, code: Code) -> str:
+    """Finding that the user's loss gives the same for other weights, though they are asked for; ""
+    if there is none."""
+    asked = [f"{n} = {v!r}" for n in ("correction", "rejection") if (v := getattr(by, n)) != "none"]
+    if not by.has_own_kind or not asked:
+        return ""
+    function, tokens = own_functions(by, code)[LOSS], _tokens(by)
+    halved = tokens._replace(weights_N=tokens.weights_N / 2)
+    first_N, again_N = (own_losses(function, one)[0] for one in (tokens, halved))
+    if not torch.equal(first_N, again_N):
+        return ""
+    settings = " and ".join(f"trainer.loss.{one}" for one in asked)
+    return f"{function.place} does not use tokens.weights_N: nothing comes of {settings}"
+
+
+def _tokens(by: LossSection) -> LossTokens:
+    """Made-up tokens of three rows."""
     draw = np.random.default_rng(0)
     counts = (4, 1, 7)
     num = sum(counts)
     old = -draw.exponential(1.0, (3, num)).astype(np.float32)
     policy_N, proximal_N, behavior_N = (torch.from_numpy(one.copy()) for one in old)
     policy_N.requires_grad_()
-    tokens = LossTokens(
+    return LossTokens(
         policy_N=policy_N,
         proximal_N=proximal_N,
         behavior_N=behavior_N,
@@ -164,16 +194,6 @@ def _tried_loss(function: OwnFunction, by: LossSection) -> Float32s:
         entropy_N=policy_N.square(),
         reference_N=proximal_N if by.why_compared else None,  # as in a step
     )
-    losses_N, *_ = own_losses(function, tokens)
-    losses_N.sum().backward()  # type: ignore[no-untyped-call]
-    gradient_N = policy_N.grad
-    if gradient_N is None or not gradient_N.any():
-        raise function.refused("gave losses of which tokens.policy_N has no gradient")
-    for name, own in (("a loss", losses_N.detach()), ("a gradient", gradient_N)):
-        if not own.isfinite().all():
-            at = int((~own.isfinite()).nonzero()[0])
-            raise function.refused(f"gave {name} of {float(own[at])} for made-up token {at}")
-    return torch.cat([losses_N.detach(), gradient_N]).numpy()
 
 
 def _samples(group_size: int, parts: Sequence[str]) -> list[RewardedSample]:
