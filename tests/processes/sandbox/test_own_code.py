@@ -143,6 +143,22 @@ def test_a_loss_that_forgets_the_weights_is_told_what_that_costs(tmp_path: Path)
     assert unweighted(uncorrected, own_code(config)) == ""
 
 
+GSPO = """
+import torch
+
+def loss(tokens, low=0.03, high=0.04):
+    pairs = zip(*(torch.split(values, list(tokens.counts_R)) for values in tokens[:2]))
+    means = [(new - old).mean().expand(len(new)) for new, old in pairs]
+    s, a = torch.cat(means).exp(), tokens.advantages_N
+    return -tokens.weights_N * torch.minimum(s * a, s.clamp(1 - low, 1 + high) * a), s, None
+"""
+
+
+def test_a_loss_with_narrow_bounds_is_taken(tmp_path: Path) -> None:
+    """Of the made-up rows one has ratios of 1, so that bounds leave it its gradient."""
+    assert tried(config_of(tmp_path, my=GSPO)) != []
+
+
 def test_modules_of_the_code_are_nobody_else_s(tmp_path: Path) -> None:
     """Two of one name go side by side, and neither stays where imports look."""
     import sys

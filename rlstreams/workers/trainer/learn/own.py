@@ -181,6 +181,7 @@ def _tokens(by: LossSection) -> LossTokens:
     counts = (4, 1, 7)
     num = sum(counts)
     old = -draw.exponential(1.0, (3, num)).astype(np.float32)
+    old[1:, : counts[0]] = old[0, : counts[0]]  # ratios of 1: not all rows may be clipped
     policy_N, proximal_N, behavior_N = (torch.from_numpy(one.copy()) for one in old)
     policy_N.requires_grad_()
     return LossTokens(
