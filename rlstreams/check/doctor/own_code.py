@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rlstreams.check.doctor.check import Check, ok
+from rlstreams.check.doctor.check import Check, ok, warn
 from rlstreams.streams.log.errors import ConfigError, StreamsError
 from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.workers.config.load import read_json, resolved_json
@@ -51,17 +51,20 @@ def own_code_check(config: RunConfig, limit_s: float = LIMIT_S) -> Check | None:
         said = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in said:
         raise ConfigError(said["error"])
+    if said["unweighted"]:
+        return warn("loss", said["unweighted"], 'multiply by it, or set both to "none"')
     return ok("loss", "; ".join(said["lines"]))
 
 
 def _main(given: str, answer: str) -> None:
-    from rlstreams.workers.trainer.learn.own import made_up
+    from rlstreams.workers.trainer.learn.own import made_up, unweighted
 
     config = read_json(Path(given))
     parts = [part.label for part in config.reward.parts]
     try:
-        by, group_size = config.trainer.loss, config.prompts.group_size
-        said: dict[str, object] = {"lines": made_up(by, group_size, parts, own_code(config))}
+        by, code = config.trainer.loss, own_code(config)
+        lines = made_up(by, config.prompts.group_size, parts, code)
+        said: dict[str, object] = {"lines": lines, "unweighted": unweighted(by, code)}
     except StreamsError as err:
         said = {"error": str(err)}
     Path(answer).write_text(json.dumps(said), encoding="utf-8")

@@ -32,7 +32,7 @@ from rlstreams.streams.process.child import Child, Orphaned
 from rlstreams.up.api.given import GivenFile, function_place, rows_file
 from rlstreams.up.live.figures import END
 from rlstreams.workers.config.layers import Layer, file_layers, put, tree_layer
-from rlstreams.workers.config.load import check_secrets, merged, tree_of
+from rlstreams.workers.config.load import Loaded, check_secrets, merged, tree_of
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import RunConfig, RunSection
 from rlstreams.workers.config.shown import toml_lines
@@ -170,15 +170,19 @@ def run(
     section = RunSection(**_section("run", _layers(config, trees)))
     folder = Path(RunConfig(run=section).folder)
     files: list[GivenFile] = []
-    functions = {"reward": reward, "loss": loss, "advantage": advantage}
-    for stem, given in functions.items():
-        if callable(given):
-            functions[stem], file = function_place(stem, given, folder)
-            files += [file] if file else []
-    named = functions["reward"]
-    trees.append({"reward": {"verifier": named} if isinstance(named, str) else named or {}})
-    fields = {"loss": "trainer.loss.kind", "advantage": "trainer.loss.advantage"}
-    trees += [{name: functions[stem]} for stem, name in fields.items() if functions[stem]]
+
+    def named(stem: str, given: Function) -> str:
+        place, file = function_place(stem, given, folder) if callable(given) else (given, None)
+        files.extend([file] if file else [])
+        return place
+
+    if isinstance(reward, Mapping):
+        trees.append({"reward": reward})
+    elif reward is not None:
+        trees.append({"reward": {"verifier": named("reward", reward)}})
+    for field, stem, given in (("kind", "loss", loss), ("advantage", "advantage", advantage)):
+        if given is not None:
+            trees.append({f"trainer.loss.{field}": named(stem, given)})
     if dataset is not None and not isinstance(dataset, str | Path):
         files.append(rows_file(dataset, folder))
         dataset = files[-1].path
@@ -186,13 +190,16 @@ def run(
         trees.append({"data.train": dataset})
     loaded = merged(_layers(config, trees))
     check_secrets(loaded)
-    lines = toml_lines(tree_of(loaded.config), loaded.origins)
-    head = "# Configuration of an `rlstreams.run`; `rlstreams up` takes it too.\n"
-    files.append(GivenFile.of(folder, "run", ".toml", "\n".join([head, *lines, ""])))
-    for file in files:
+    for file in (*files, configured := _configuration_file(loaded, folder)):
         file.write()
     options = ["--resume"] * resume + ([] if web is None else ["--web", str(web)])
-    return Run(loaded.config, files[-1].path, options, say)
+    return Run(loaded.config, configured.path, options, say)
+
+
+def _configuration_file(loaded: Loaded, folder: Path) -> GivenFile:
+    lines = toml_lines(tree_of(loaded.config), loaded.origins)
+    head = "# Configuration of an `rlstreams.run`; `rlstreams up` takes it too.\n"
+    return GivenFile.of(folder, "run", ".toml", "\n".join([head, *lines, ""]))
 
 
 class Run:

@@ -59,6 +59,11 @@ def picked(module: ModuleType, spec: Mapping[str, Any], file: str) -> Callable[.
     found: object = getattr(module, name, None)
     if not callable(found):
         raise UnusableError(f"{file} has no {kind} {name!r} ({_instead(module, name, kind)})")
+    if kind == "function" and isinstance(found, type):
+        raise UnusableError(
+            f"{file}: {name} is a class: name a function, or an object made of it, "
+            f"as by `made = {name}()`"
+        )
     return found
 
 
@@ -102,7 +107,9 @@ def is_asynchronous(function: Callable[..., object]) -> bool:
 
 def place_of(function: Callable[..., object], file: str) -> str:
     """`file:line` of the function's definition, as far as that is known."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    found = inspect.unwrap(function)
+    called = getattr(type(found), "__call__", None)  # noqa: B004  (the method is wanted)
+    code = getattr(found, "__code__", None) or getattr(called, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else file
 
 
@@ -159,10 +166,21 @@ def check_call(
         by_name = ["*", *keywords] if keywords else []
         given = ", ".join([*arguments, *by_name])
         wanted = ", ".join([*(["self"] if method else []), *arguments, *by_name])
+        advice = _other_options(signature, keywords) or f"write `def {method or name}({wanted}):`"
         raise UnusableError(
-            f"{place}: {name}{signature} cannot be called with ({given}): {err}; write "
-            f"`def {method or name}({wanted}):`"
+            f"{place}: {name}{signature} cannot be called with ({given}): {err}; {advice}"
         ) from None
+
+
+def _other_options(signature: inspect.Signature, options: Mapping[str, object]) -> str:
+    """Advice on options of other names than the function's keyword arguments; "": it has none."""
+    takes = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    unknown = [name for name in options if name not in signature.parameters]
+    if not takes or not unknown:
+        return ""
+    near = difflib.get_close_matches(unknown[0], takes, n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"its options are {', '.join(takes)}{meant}"
 
 
 def _imported(name: str) -> ModuleType:

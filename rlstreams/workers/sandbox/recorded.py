@@ -7,14 +7,17 @@ other while it is loaded or called, and nobody else finds them.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +33,8 @@ Code = Mapping[str, str]  # source by `FIELD: PATH`, as `TrainerStarted.code`
 LOSS, ADVANTAGE = "trainer.loss.kind", "trainer.loss.advantage"
 _ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",)}
 _IN_FORCE = threading.RLock()
+SLOW_S = 2.0  # of a call that a report names
+_UNDER_WAY: list[tuple[str, float]] = []  # calls in this process, under the lock: when each began
 
 
 class OwnCodeError(ConfigError):
@@ -163,18 +168,49 @@ class OwnFunction:
         Raises:
             OwnCodeError: it raised; names the line.
         """
-        with self._modules.in_force():
+        with self._modules.in_force(), self._under_way():
             try:
                 return self._function(given, **self._options)
             except Exception as err:
                 if passes(err):
                     raise
-                at = loading.where(err, self.file)
-                raise OwnCodeError(f"{self.field}: {at}: {type(err).__name__}: {err}") from err
+                at, more = loading.where(err, self.file), _fields_there(err)
+                raise OwnCodeError(
+                    f"{self.field}: {at}: {type(err).__name__}: {err}{more}"
+                ) from err
+
+    @contextmanager
+    def _under_way(self) -> Iterator[None]:
+        _UNDER_WAY.append((f"{self.field} of {self.place}", time.monotonic()))
+        try:
+            yield
+        finally:
+            _UNDER_WAY.pop()
 
     def refused(self, why: str) -> OwnCodeError:
         """The error that its result is not what it must be."""
         return OwnCodeError(f"{self.field}: {self.place} {why}")
+
+
+def slow_call() -> str:
+    """The call of a user's function that has taken `SLOW_S` by now, for a report; "": none has."""
+    for what, since_s in tuple(_UNDER_WAY):
+        if time.monotonic() - since_s >= SLOW_S:
+            return f"in {what}"
+    return ""
+
+
+def _fields_there(error: Exception) -> str:
+    """The fields of what a function was given, if it asked for one that is not there."""
+    if not isinstance(error, AttributeError):
+        return ""
+    kind = type(error.obj)
+    if not kind.__module__.startswith("rlstreams."):
+        return ""
+    public = [name for name in dir(kind) if not name.startswith("_") and not hasattr(tuple, name)]
+    names = [name for name in public if not inspect.ismethod(getattr(kind, name))]
+    near = difflib.get_close_matches(str(error.name), names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
 
 
 def own_functions(by: LossSection, code: Code) -> dict[str, OwnFunction]:

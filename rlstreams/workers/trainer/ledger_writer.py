@@ -33,6 +33,7 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.control import PAUSED, desired
 from rlstreams.workers.loop.pending import commit
 from rlstreams.workers.loop.reporter import Reporter
+from rlstreams.workers.sandbox.recorded import slow_call
 from rlstreams.workers.trainer.intake.admission import Plan
 from rlstreams.workers.trainer.redo.redo import Redone
 from rlstreams.workers.trainer.training.training import Trained
@@ -103,7 +104,7 @@ class LedgerWriter:
             self._report()
 
     def _report(self) -> None:
-        detail = "; ".join(filter(None, (self._detail, self._trouble)))
+        detail = "; ".join(filter(None, (self._detail, slow_call(), self._trouble)))
         self._reporter.state(_REPORTED.get(self.state, self.state), detail)
 
     def while_reading(self, num_records: int) -> None:
@@ -130,6 +131,7 @@ class LedgerWriter:
         ever, and its other records show as much. In any case every ten seconds: a worker that joins
         learns from it where the claim lies.
         """
+        self._report()
         records = self._reporter.due()
         state = self.state
         has_changed = state != self._sent_state and not (

@@ -17,12 +17,13 @@ from rlstreams.schemas.events import (
     StepsRedone,
     Tensor,
     TrainerStarted,
+    WorkerReport,
 )
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS
+from rlstreams.streams.log.topics import DEAD_LETTERS, STEPS, WORKER_EVENTS
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit, exit_status
-from rlstreams.workers.sandbox.recorded import OwnCodeError
+from rlstreams.workers.sandbox.recorded import OwnCodeError, slow_call
 from tests.heavy.trainer.own_code import BOUNDS, BY_TURN, CENTRED, PPO, write
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -72,6 +73,11 @@ def hashes(log: MemoryLog) -> list[str]:
 
 def claims(log: MemoryLog) -> list[TrainerStarted]:
     return [event for event in read(log, STEPS.name) if isinstance(event, TrainerStarted)]
+
+
+def details(log: MemoryLog) -> list[str]:
+    reports = read(log, WORKER_EVENTS.name)
+    return [event.detail for event in reports if isinstance(event, WorkerReport)]
 
 
 def test_ppo_of_ones_own_gives_the_bits_of_ours(tmp_path: Path) -> None:
@@ -219,6 +225,23 @@ def test_a_loss_that_fails_in_a_step_ends_the_trainer_with_its_place(
     successor = make_trainer(log, config, "three", takeover=True)
     tick_until(successor, lambda: len(steps(log)) == 2)
     bury(successor)
+
+
+def test_a_loss_that_does_not_end_is_named_in_reports(tmp_path: Path) -> None:
+    """So `up` names it as it ends the trainer; a call that has come back is named no more."""
+    config, ends = own(tmp_path), tmp_path / "ends"
+    text = "import pathlib, time\n\ndef loss(tokens):\n"
+    text += f"    while not pathlib.Path({str(ends)!r}).exists():\n        time.sleep(0.01)\n"
+    write(tmp_path / "code", my_loss=text + "    return -tokens.policy_N\n")
+    log = make_log()
+    trainer = make_trainer(log, config)
+    send(log, *(scored(0, sample, 0) for sample in range(2)))
+    place = f"in trainer.loss.kind of {tmp_path / 'code' / 'my_loss.py'}:3"
+    tick_until(trainer, lambda: f"step 1; {place}" in details(log))
+    ends.touch()
+    tick_until(trainer, lambda: len(steps(log)) == 1)
+    assert slow_call() == ""
+    bury(trainer)
 
 
 def test_a_sample_of_which_a_loss_is_nan_is_set_aside(tmp_path: Path) -> None:

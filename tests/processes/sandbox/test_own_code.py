@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.check.doctor.check import Level
 from rlstreams.check.doctor.own_code import own_code_check
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import own_code
-from rlstreams.workers.trainer.learn.own import made_up
+from rlstreams.workers.trainer.learn.own import made_up, unweighted
 
 LOSSES = {
     "def loss(tokens, rows): return -tokens.policy_N": r"loss\(tokens, rows\) cannot be called",
@@ -22,18 +23,26 @@ LOSSES = {
     "async def loss(tokens): ...": "must be a plain function",
     "def loss(tokens): return 1 / 0": r"my\.py:1: ZeroDivisionError",
     "def loss(tokens): return None": "gave NoneType for losses, not a tensor",
-    "def loss(tokens): return -tokens.policy_N.mean()": r"losses of shape \(\) .*tokens have \(12",
+    "def loss(tokens): return -tokens.policy_N.mean()": r"shape \(\) .*\(12,\).* one for each",
     "def loss(tokens): return -tokens.policy_N, tokens.policy_N[:3], None": "ratios of shape",
     "def loss(tokens): return -tokens.policy_N.detach()": "losses without gradient",
     "def loss(tokens): return 0 * tokens.policy_N + tokens.weights_N": "has no gradient",
     "def loss(tokens): return tokens.policy_N / (tokens.weights_N * 0)": "gave a loss of -?inf",
     "def loss(tokens): return (tokens.policy_N * 0).sqrt()": "gave a gradient of",
+    "def loss(tokens): return -tokens.policy_N, None": "gave a tuple of 2: return the losses, or",
+    "def loss(t): return -t.advantages * t.policy_N": r"my\.py:1: .*mean 'advantages_N'\?",
+    "def loss(t): return t.mask": r"has no attribute 'mask'; it has advantages_N, .*weights_N",
+    "def loss(t): return t.policy_N - t.reference_N": r"my\.py:1: TypeError: .*'NoneType'",
+    "class loss:\n    def __init__(self, tokens): ...": "loss is a class: name a fun",
+    "class L:\n    def __call__(self, t): return 1\nloss = L()": r"my\.py:2 gave int for losses",
     "import torch\ndef loss(t): return t.policy_N * torch.rand(len(t.policy_N))": "no random",
     "state = []\ndef loss(t):\n    state.append(1)\n    return t.policy_N * len(state)": "nothing",
 }
 ADVANTAGES = {
     "def own(samples): return [1.0]": r"gave 1 advantages for 8 samples",
     "def own(samples): return 3": "gave int, not a sequence of numbers",
+    "def own(samples): return {i: s.reward for i, s in enumerate(samples)}": "gave dict: give a l",
+    "def own(samples): return [s.rewards for s in samples]": r"mine\.py:1: .*mean 'reward'\?",
     "def own(samples): return ['a'] * len(samples)": "gave list, not a sequence of numbers",
     "def own(samples): return [float('nan')] + [0.0] * 7": r"gave nan for sample 0/0",
     "def own(samples): return [[1.0, 2.0]] * 8": r"\(2,\) for sample 0/0, which has 5 sampled",
@@ -73,6 +82,29 @@ def test_an_advantage_that_cannot_be_used_is_refused(tmp_path: Path, text: str) 
         tried(config_of(tmp_path, mine=text))
 
 
+@pytest.mark.parametrize(
+    ("signature", "advice"),
+    [
+        ("tokens, *, most=1.0", r"its options are most; did you mean 'most'\?"),
+        ("tokens, *, power=0.5", "its options are power$"),
+        ("tokens", r"write `def loss\(tokens, \*, mots\):`"),
+    ],
+)
+def test_an_option_of_another_name_is_told_from_a_function_without(
+    tmp_path: Path, signature: str, advice: str
+) -> None:
+    config = config_of(tmp_path, my=f"def loss({signature}): return -tokens.policy_N")
+    loss = replace(config.trainer.loss, options={"mots": 2.0})
+    with pytest.raises(ConfigError, match=f"unexpected keyword argument 'mots'; {advice}"):
+        tried(replace(config, trainer=replace(config.trainer, loss=loss)))
+
+
+def test_two_results_that_differ_are_shown_by_their_first_difference(tmp_path: Path) -> None:
+    text = "n = []\ndef own(samples):\n    n.append(1)\n    return [0.0] * 7 + [float(len(n))]"
+    with pytest.raises(ConfigError, match="gave 1, then 2 for the same samples: a redo would not"):
+        tried(config_of(tmp_path, mine=text))
+
+
 def test_a_file_that_is_not_there_or_hides_one_of_python_s_is_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path, my="import json\ndef loss(tokens): ...")
     (tmp_path / "json.py").write_text("", encoding="utf-8")
@@ -86,18 +118,45 @@ def test_a_file_that_is_not_there_or_hides_one_of_python_s_is_refused(tmp_path: 
 def test_a_process_of_its_own_tries_both(tmp_path: Path) -> None:
     """One that ends that process, or hangs in it, ends nobody else."""
     one = "def own(samples): return [[s.reward] * s.num_tokens for s in samples]"
-    good = config_of(tmp_path, my="def loss(tokens): return -tokens.policy_N", mine=one)
+    good = config_of(tmp_path, my="def loss(t): return -t.weights_N * t.policy_N", mine=one)
     found = own_code_check(good)
     assert found is not None
     assert f"{tmp_path / 'my.py'}:1 was called twice with made-up tokens" in found.found
     assert f"{tmp_path / 'mine.py'}:1 was called twice with made-up samples" in found.found
-    assert own_code_check(RunConfig()) is None
+    assert (found.level, own_code_check(RunConfig())) == (Level.OK, None)
     bad = config_of(tmp_path, my="import os\ndef loss(tokens): os._exit(3)")
     with pytest.raises(ConfigError, match=r"trainer\.loss\.kind: loaded, .* its process .*3"):
         own_code_check(bad)
     hangs = config_of(tmp_path, my="import time\ntime.sleep(600)")
     with pytest.raises(ConfigError, match="did not come back within 3 s"):
         own_code_check(hangs, limit_s=3.0)
+
+
+def test_a_loss_that_forgets_the_weights_is_told_what_that_costs(tmp_path: Path) -> None:
+    config = config_of(tmp_path, my="def loss(tokens): return -tokens.policy_N")
+    found = own_code_check(config)
+    assert found is not None
+    assert found.level is Level.WARN
+    says = "1 does not use tokens.weights_N: nothing comes of trainer.loss.correction = 'truncate'"
+    assert f"{tmp_path / 'my.py'}:{says}" in found.found
+    uncorrected = replace(config.trainer.loss, correction="none")
+    assert unweighted(uncorrected, own_code(config)) == ""
+
+
+GSPO = """
+import torch
+
+def loss(tokens, low=0.03, high=0.04):
+    pairs = zip(*(torch.split(values, list(tokens.counts_R)) for values in tokens[:2]))
+    means = [(new - old).mean().expand(len(new)) for new, old in pairs]
+    s, a = torch.cat(means).exp(), tokens.advantages_N
+    return -tokens.weights_N * torch.minimum(s * a, s.clamp(1 - low, 1 + high) * a), s, None
+"""
+
+
+def test_a_loss_with_narrow_bounds_is_taken(tmp_path: Path) -> None:
+    """Of the made-up rows one has ratios of 1, so that bounds leave it its gradient."""
+    assert tried(config_of(tmp_path, my=GSPO)) != []
 
 
 def test_modules_of_the_code_are_nobody_else_s(tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ def own_losses(function: OwnFunction, tokens: LossTokens) -> Bounded:
         OwnCodeError: it raised, or returned something else; names the place.
     """
     found = function(tokens, is_out_of_memory)
-    losses_N, ratios_N, is_clipped_N = (
-        found if isinstance(found, tuple) and len(found) == _NUM_LOSS else (found, None, None)
-    )
+    if isinstance(found, tuple) and len(found) != _NUM_LOSS:
+        raise function.refused(
+            f"gave a tuple of {len(found)}: return the losses, or losses, ratios and is_clipped"
+        )
+    losses_N, ratios_N, is_clipped_N = found if isinstance(found, tuple) else (found, None, None)
     if ratios_N is None:
         ratios_N = tokens.ratios()
     if is_clipped_N is None:
@@ -67,7 +69,8 @@ def own_losses(function: OwnFunction, tokens: LossTokens) -> Bounded:
         if own.shape != tokens.policy_N.shape or own.device != tokens.policy_N.device:
             raise function.refused(
                 f"gave {name} of shape {tuple(own.shape)} on {own.device}; the tokens have "
-                f"{tuple(tokens.policy_N.shape)} on {tokens.policy_N.device}"
+                f"{tuple(tokens.policy_N.shape)} on {tokens.policy_N.device}: give one for each "
+                "token there, which trainer.loss.reduce makes one number of"
             )
     if not losses_N.is_floating_point() or not losses_N.requires_grad:
         raise function.refused(
@@ -120,30 +123,68 @@ def made_up(by: LossSection, group_size: int, parts: Sequence[str], code: Code) 
     lines = []
     for field, function in own_functions(by, code).items():
         if field == LOSS:
-            first, again = (_tried_loss(function) for _ in range(2))
+            first, again = (_tried_loss(function, by) for _ in range(2))
         else:
             samples = _samples(group_size, parts)
             found = (advantages_of(samples, by, code) for _ in range(2))
             first, again = (np.concatenate([a.of_samples, *a.of_tokens]) for a in found)
         if not np.array_equal(first, again):
             raise function.refused(
-                f"gave {first.tolist()}, then {again.tolist()} for the same {function.given}: a "
-                "redo would not make the same weights; draw no random numbers, and keep nothing "
-                "between calls"
+                f"gave {_differing(first, again)} for the same {function.given}: a redo would not "
+                "make the same weights; draw no random numbers, and keep nothing between calls"
             )
         lines.append(f"{function.place} was called twice with made-up {function.given}")
     return lines
 
 
-def _tried_loss(function: OwnFunction) -> Float32s:
-    """Losses and gradients of made-up tokens, of three rows."""
+def _differing(first: Float32s, again: Float32s) -> str:
+    """The first number that differs between two results."""
+    if first.shape != again.shape:
+        return f"{first.size} numbers, then {again.size}"
+    at = int(np.flatnonzero(first != again)[0])
+    return f"{first[at]:.6g}, then {again[at]:.6g}"
+
+
+def _tried_loss(function: OwnFunction, by: LossSection) -> Float32s:
+    """Losses and gradients of made-up tokens."""
+    tokens = _tokens(by)
+    losses_N, *_ = own_losses(function, tokens)
+    losses_N.sum().backward()  # type: ignore[no-untyped-call]
+    gradient_N = tokens.policy_N.grad
+    if gradient_N is None or not gradient_N.any():
+        raise function.refused("gave losses of which tokens.policy_N has no gradient")
+    for name, own in (("a loss", losses_N.detach()), ("a gradient", gradient_N)):
+        if not own.isfinite().all():
+            at = int((~own.isfinite()).nonzero()[0])
+            raise function.refused(f"gave {name} of {float(own[at])} for made-up token {at}")
+    return torch.cat([losses_N.detach(), gradient_N]).numpy()
+
+
+def unweighted(by: LossSection, code: Code) -> str:
+    """Finding that the user's loss gives the same for other weights, though they are asked for; ""
+    if there is none."""
+    asked = [f"{n} = {v!r}" for n in ("correction", "rejection") if (v := getattr(by, n)) != "none"]
+    if not by.has_own_kind or not asked:
+        return ""
+    function, tokens = own_functions(by, code)[LOSS], _tokens(by)
+    halved = tokens._replace(weights_N=tokens.weights_N / 2)
+    first_N, again_N = (own_losses(function, one)[0] for one in (tokens, halved))
+    if not torch.equal(first_N, again_N):
+        return ""
+    settings = " and ".join(f"trainer.loss.{one}" for one in asked)
+    return f"{function.place} does not use tokens.weights_N: nothing comes of {settings}"
+
+
+def _tokens(by: LossSection) -> LossTokens:
+    """Made-up tokens of three rows."""
     draw = np.random.default_rng(0)
     counts = (4, 1, 7)
     num = sum(counts)
     old = -draw.exponential(1.0, (3, num)).astype(np.float32)
+    old[1:, : counts[0]] = old[0, : counts[0]]  # ratios of 1: not all rows may be clipped
     policy_N, proximal_N, behavior_N = (torch.from_numpy(one.copy()) for one in old)
     policy_N.requires_grad_()
-    tokens = LossTokens(
+    return LossTokens(
         policy_N=policy_N,
         proximal_N=proximal_N,
         behavior_N=behavior_N,
@@ -152,18 +193,8 @@ def _tried_loss(function: OwnFunction) -> Float32s:
         counts_R=counts,
         ages_N=torch.tensor([0.0] * 4 + [1.0] * 8),
         entropy_N=policy_N.square(),
-        reference_N=proximal_N,
+        reference_N=proximal_N if by.why_compared else None,  # as in a step
     )
-    losses_N, *_ = own_losses(function, tokens)
-    losses_N.sum().backward()  # type: ignore[no-untyped-call]
-    gradient_N = policy_N.grad
-    if gradient_N is None or not gradient_N.any():
-        raise function.refused("gave losses of which tokens.policy_N has no gradient")
-    for name, own in (("a loss", losses_N.detach()), ("a gradient", gradient_N)):
-        if not own.isfinite().all():
-            at = int((~own.isfinite()).nonzero()[0])
-            raise function.refused(f"gave {name} of {float(own[at])} for made-up token {at}")
-    return torch.cat([losses_N.detach(), gradient_N]).numpy()
 
 
 def _samples(group_size: int, parts: Sequence[str]) -> list[RewardedSample]:

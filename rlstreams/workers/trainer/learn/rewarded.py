@@ -87,6 +87,8 @@ def advantages_of(samples: Sequence[RewardedSample], by: LossSection, code: Code
         return Advantages(advantages_by(rewards, groups, by))
     function = own_functions(by, code)[ADVANTAGE]
     found = function(tuple(samples), lambda err: isinstance(err, MemoryError))
+    if isinstance(found, Mapping | set):  # of which only the keys would be read
+        raise function.refused(f"gave {type(found).__name__}: give a list, in the samples' order")
     try:
         entries = [_numbers(one) for one in found]
     except (TypeError, ValueError, RuntimeError) as err:
