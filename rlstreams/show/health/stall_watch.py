@@ -7,6 +7,7 @@ for open transactions.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,8 @@ def worker_of(transactional_id: str, run: str) -> str:
 
 ASK_S = 10.0  # longest wait for the facts; without them the sentence says less
 AGAIN_S = 5.0  # between two looks at a run that stands
+LATER = 2.0  # times as long without a step, before the same is said of it again
+_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 def mark_of(state: Folds) -> object:
@@ -135,6 +138,10 @@ class StallWatch:
         self._steady = clock_ms or SteadyClock()
         self._call: _Question | None = None
         self._next_look_s = 0.0
+        self._told = (
+            "",
+            0.0,
+        )  # of this wait: what was said last, without numbers, and after how long
         self._silent: frozenset[str] = frozenset()
         self._gone: frozenset[str] = frozenset()  # workers without a process
         self._starting: dict[str, float] = {}  # since when, by the clock of processes
@@ -166,7 +173,7 @@ class StallWatch:
             now_s, mark_of(state), counts=is_running and expects_step(state)
         )
         if not 0 < self._limits.stall_s <= waited_s or self.problem:
-            self._call = None
+            self._call, self._told = None, ("", 0.0)
             return
         self._look(state, waited_s, now_s)
 
@@ -220,12 +227,19 @@ class StallWatch:
         if state.ledger.at_target:
             since = f"the last step was {waited_s:.0f} s ago"
         if found is None:
-            self.news = f"{since}, but every stage with work is making progress"
+            self._tell(since, ", but every stage with work is making progress", waited_s)
         elif found.is_overdue:
             self.problem = f"{since}: blocked at {found.hop}: {found.sentence}"
             self.is_unfed = found.is_unfed
         else:
-            self.news = f"{since}, within its own deadline: {found.hop}: {found.sentence}"
+            said = f", within its own deadline: {found.hop}: {found.sentence}"
+            self._tell(since, said, waited_s)
+
+    def _tell(self, since: str, said: str, waited_s: float) -> None:
+        """Say it, unless it was said of this wait, and not long ago."""
+        kind, told_s = _NUMBER.sub("", said), self._told[1]
+        if kind != self._told[0] or waited_s >= LATER * told_s:
+            self._told, self.news = (kind, waited_s), f"{since}{said}"
 
     def _announce_silence(self, state: Folds) -> None:
         """Announce a worker that falls silent, once: a process that hangs is not reaped."""

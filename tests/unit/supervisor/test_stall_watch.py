@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 from rlstreams.schemas.events import ClosedGroups, Event
 from rlstreams.show.health.stall_watch import (
@@ -253,3 +254,31 @@ def test_silence_is_told_once() -> None:
     assert "no report from rollout-0 for 8 s" == world.tick_until_told()
     world.watch.news = ""
     assert "" == world.tick_for(0.1) + world.watch.news
+
+
+def test_what_was_said_of_a_wait_is_said_again_after_twice_the_time() -> None:
+    """Its seconds alone are no news; another stage is."""
+    world = World()
+    world.report("rollout", "working", now_ms())
+    said: list[tuple[float, str]] = []
+
+    def tick_to(end_s: float) -> None:
+        while world._now_s < end_s:
+            world.tick()
+            time.sleep(0)  # the facts are asked for in a thread
+            if news := world.watch.news:
+                said.append((world._now_s, news))
+                world.watch.news = ""
+
+    tick_to(40.0)
+    assert 3 <= len(said) <= 10
+    assert all(later[0] >= 1.9 * one[0] for one, later in pairwise(said))
+    assert all("rollout-0" in text for _, text in said)
+    num = len(said)
+    with scored_up_to(world, 0):
+        world.say(TRAJECTORIES, factories.trajectory(group_id="0", sample=0, group_size=1))
+        world.report("rollout", "waiting")
+        world.report("logprob", "working", now_ms())
+        tick_to(60.0)
+    assert num < len(said)
+    assert "logprob" in said[num][1]
