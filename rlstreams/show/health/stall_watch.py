@@ -141,7 +141,7 @@ class StallWatch:
         self._told = (
             "",
             0.0,
-        )  # of this wait: what was said last, without numbers, and after how long
+        )  # said last of this wait, without numbers, and after how long
         self._silent: frozenset[str] = frozenset()
         self._gone: frozenset[str] = frozenset()  # workers without a process
         self._starting: dict[str, float] = {}  # since when, by the clock of processes
