@@ -3,8 +3,8 @@
     python -m tests.bench.rollout_overhead --rounds 6 --json tests/bench/results/overhead-DATE.json
 
 The server is vLLM on the CPU with the demo's model. The bare client posts the very requests that
-the worker makes (ids, seeds, limits), as many at once, for log-probs as the server writes them, and
-decodes the answers; the worker does all
+the worker makes (ids, seeds, limits), as many at once, for log-probs as the server writes them, or
+with `--records` as our plugin does, and decodes the answers; the worker does all
 that a worker does (queue, gate, checks, reward, events, transactions) on the in-memory log. Both
 sample as many tokens, within 2 %, which is checked; with `--fixed` no token ends an answer, for a
 server that samples otherwise in other company. Rounds alternate in who goes first, so that both see
@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ EOS = 2  # of the demo model
 TEMPERATURE = 1.0
 BEAT_S = 1.0  # between two looks at the server, as users have it
 GOAL = 0.95
-ROUND_S = 120.0
 NO_RECORDS = ServerFacts(
     kind=Kind.VLLM, version="", model="", max_tokens=0, routes=frozenset(), settings={}
 )
@@ -104,7 +103,7 @@ class Ours:
             self._log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
         self._pen = MemoryBus(self._log, "demo").producer("bench")
         self.pulled: list[Pulled] = []
-        self._prompt = prompt_of(args)
+        self._prompt, self._round_s = prompt_of(args), args.round_s
         pull = engine.pull
 
         async def noted(published: PolicyPublished, channel: WeightChannel) -> Pulled:
@@ -152,7 +151,7 @@ class Ours:
             if left_s and time.perf_counter() > started_s + left_s[0]:
                 left_s.pop(0)
                 self.announce()
-            assert time.perf_counter() < started_s + ROUND_S, f"not done after {ROUND_S:g} s"
+            assert time.perf_counter() < started_s + self._round_s, f"after {self._round_s:g} s"
         seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
         reader.close()
         events = [decoded(raw).event for raw in raws]
@@ -173,7 +172,10 @@ def prompt_of(args: argparse.Namespace) -> npt.NDArray[np.int32]:
 
 async def bare(url: str, group_id: str, num: int, args: argparse.Namespace) -> Run:
     """The same requests, as many at once."""
-    room, adapter = asyncio.Semaphore(args.slots), VllmAdapter(ServerHttp(url), NO_RECORDS, ROUND_S)
+    room, adapter = (
+        asyncio.Semaphore(args.slots),
+        VllmAdapter(ServerHttp(url), replace(NO_RECORDS, keeps_records=args.records), args.round_s),
+    )
 
     async def one(session: aiohttp.ClientSession, number: int) -> int:
         request = GenerateRequest(
@@ -212,12 +214,12 @@ def measure(url: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     ours = Ours(real_engine("vllm", url, model, folder, **changes), folder, args, weights)
     rows: list[tuple[Run, Run]] = []
 
-    def theirs(group_id: str) -> Run:
-        return asyncio.run(bare(url, group_id, args.samples, args))
+    def theirs(group_id: str, num: int = args.samples) -> Run:
+        return asyncio.run(bare(url, group_id, num, args))
 
     try:
-        ours.run("0", args.samples)  # pulls the version; the server compiles what it needs
-        theirs("0")
+        ours.run("0", args.warm or args.samples)  # pulls; the server compiles what it needs
+        theirs("0", args.warm or args.samples)
         for round_ in range(args.rounds):
             group_id = str(round_ + 1)
             if round_ % 2:
@@ -272,7 +274,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="", help="folder instead of the demo's")
     parser.add_argument("--prompt", type=int, default=0, help="tokens of the prompt")
     parser.add_argument("--vocabulary", type=int, default=128)
+    parser.add_argument("--records", action="store_true", help="bare: log-probs by our plugin")
     parser.add_argument("--pulls", type=int, default=0, help="of one more round, under load")
+    parser.add_argument("--warm", type=int, default=0, help="samples before the first round")
+    parser.add_argument("--round-s", type=float, default=120.0, help="seconds of a round, at most")
     parser.add_argument("--json", default="")
 
 

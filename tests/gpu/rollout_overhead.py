@@ -3,8 +3,13 @@
     python -m tests.gpu.rollout_overhead --shape qwen3-1.7b --slots 512 --samples 512 --rounds 1 \\
         --tokens 1024 --prompt 200 --vocabulary 151936 --pulls 2 --json out.json
 
+    python -m tests.gpu.rollout_overhead --shape qwen3-1.7b --slots 512 --samples 1000 --rounds 2 \\
+        --tokens 8192 --mean 1039 --prompt 200 --vocabulary 151936 --warm 64 --round-s 240 \\
+        --records --arg max-model-len=8448 --pulls 2 --json lognormal.json
+
 `tests/bench/rollout_overhead.py` with a server on a GPU and cores to itself; answers have a fixed
-length, for a GPU's sampling depends on who shares a batch. Without `--shape`: the demo's model.
+length, for a GPU's sampling depends on who shares a batch, or with `--mean` lognormal ones, each
+the same on both sides. Without `--shape`: the demo's model.
 Versions are pulled by the channel `file`, so a pause holds the reading of one.
 """
 
@@ -16,11 +21,15 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlstreams.workers.engines.served.vllm import VllmAdapter
+from rlstreams.workers.engines.served.wire import GenerateRequest
 from tests.bench.rollout_overhead import add_options, measure, report
 from tests.gpu.engine_contract import Bench
+from tests.gpu.lognormal_agent import length_of
 from tests.gpu.random_model import KINDS, write
 from tests.servers.real import long_model, ready, without_end
 
@@ -54,10 +63,22 @@ def timed(times: dict[str, list[float]]) -> None:
         setattr(VllmAdapter, name, wrapped)
 
 
+def lognormal(mean: int, longest: int) -> None:
+    """Give each request a length of its own, by its seed, whoever makes it."""
+    body = VllmAdapter.body
+
+    def shortened(self: VllmAdapter, request: GenerateRequest) -> dict[str, Any]:
+        most = length_of(request.seed, mean, longest)
+        return body(self, replace(request, max_new_tokens=most))
+
+    setattr(VllmAdapter, "body", shortened)  # noqa: B010
+
+
 def main() -> None:
     """Start, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
+    parser.add_argument("--mean", type=int, default=0, help="tokens; --tokens is the longest")
     parser.add_argument("--shape", default="", choices=["", *KINDS])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE")
@@ -65,6 +86,8 @@ def main() -> None:
     parser.add_argument("--log", default="engine.log")
     parser.set_defaults(kind="vllm", url="", experts=False, record="", fixed=True)
     args = parser.parse_args()
+    if args.mean:
+        lognormal(args.mean, args.tokens)
     args.arg.append(f"max-num-seqs={args.slots}")
     times: dict[str, list[float]] = {name: [] for name in CONTROL}
     timed(times)
@@ -83,7 +106,8 @@ def main() -> None:
             assert bench.process is not None
             asyncio.run(ready(bench.url, bench.process))
             print(f"ready after {time.perf_counter() - started_s:.0f} s", flush=True)  # noqa: T201
-            report({**measure(bench.url, folder, args), "control_s": times}, args.json)
+            more = {"mean_tokens": args.mean, "bare_records": args.records, "control_s": times}
+            report(measure(bench.url, folder, args) | more, args.json)
         finally:
             print(times)  # noqa: T201
             bench.listener.close()
