@@ -159,7 +159,7 @@ def trl(
     out = own / "trl.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.gpu.peer_trl", "--folder", str(folder)]
-    command += ["--budget", str(args.peer_budget)] if args.peer_budget else []
+    command += [] if args.peer_budget is None else ["--budget", str(args.peer_budget)]
     command += ["--colocate"] if one_gpu else ["--url", f"http://127.0.0.1:{port}"]
     command += ["--out", str(out), "--dtype", str(flags["dtype"])]
     command += [] if flags["gradient_checkpointing"] else ["--no-checkpointing"]

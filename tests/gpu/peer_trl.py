@@ -137,13 +137,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--budget", type=int, default=17000)
+    parser.add_argument("--budget", type=int, default=17000, help="tokens of a row; 0: --micro")
     parser.add_argument("--in-flight", type=int, default=512)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--no-checkpointing", action="store_true", help="of activations")
     parser.add_argument("--lr", type=float, default=1e-6)
-    parser.add_argument("--micro", type=int, default=64, help="samples at once, with --colocate")
+    parser.add_argument("--micro", type=int, default=64, help="samples at once")
     parser.add_argument("--seed", type=int, default=42, help="TRL's own is 42")
     parser.add_argument("--tasks", default="", help="module of a reward that is not random")
     parser.add_argument("--keep-every", type=int, default=0, help="steps between kept models")
@@ -177,10 +177,11 @@ def behind_a_server(args: argparse.Namespace, **what: Any) -> Any:
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
     packing_module._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
+    rows = 16 if args.budget > 0 else args.micro
     config = AsyncGRPOConfig(
         **shared_settings(args),
-        per_device_train_batch_size=16,
-        gradient_accumulation_steps=args.samples // 16,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=args.samples // rows,
         dtype=args.dtype,
         token_budget=args.budget,
         max_staleness=2,

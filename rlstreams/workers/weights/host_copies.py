@@ -1,6 +1,6 @@
 """Copies of tensors in the host's memory, which leave the driver to others.
 
-A copy from a GPU straight into ordinary memory seems to keep the driver until it is over, while a
+A copy from a GPU straight into ordinary memory holds the driver until it is over, while a
 broadcast of weights waits (infra/decisions/0099-a-checkpoint-is-written-beside-training.md). So the
 bytes go through two pinned pieces of memory by turns: the card fills one by itself, while the host
 empties the other.
