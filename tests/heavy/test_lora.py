@@ -17,7 +17,7 @@ from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manif
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
-from tests.unit.trainer.trainer_builders import batch_of, random_samples
+from tests.unit.trainer.trainer_builders import batch_of, learned, random_samples
 
 LORA = LoraSection(rank=4, alpha=8.0)
 FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]
@@ -25,13 +25,6 @@ FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]
 
 def training(folder: Path, lora: LoraSection = LORA) -> Training:
     return Training(folder, TrainerSection(lora=lora), threads=1)
-
-
-def learned(trained: Training, seeds: range) -> str:
-    """The hash after a step for each seed."""
-    for seed in seeds:
-        trained.learner.step(batch_of(random_samples(8, seed)))
-    return weight_hash(trained.learner.weights())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
