@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kafka import TopicPartition
 from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
 
-from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
+from rlstreams.streams.kafka.admin_ask import asked
 from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import TOPICS
 
@@ -78,7 +78,7 @@ class BrokerFacts:
         return known[0] if known else f"unknown (metadata.version {level})"
 
 
-def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS) -> BrokerFacts:
+def broker_facts(bootstrap: str, run: str, options: Mapping[str, str]) -> BrokerFacts:
     """Ask the broker for its facts.
 
     Raises:

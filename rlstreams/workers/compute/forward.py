@@ -122,7 +122,7 @@ def cut_of(
     token_budget: int,
     *,
     in_bins: bool,
-    prefixes: Prefixes | None = None,
+    prefixes: Prefixes | None,
 ) -> Cut:
     """Cut into forwards, which follows from the sequences and their order alone.
 
