@@ -84,7 +84,7 @@ def test_a_small_change_arrives_at_once(num_steps: int, tmp_path: Path) -> None:
     assert found.metrics["adapter_arrived"] == pytest.approx(moved / whole, rel=1e-4)
 
 
-def test_the_gradient_is_that_of_the_sum(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_sum() -> None:
     """Of W + scale B A as autograd has it, to the bit in float32: no rounding is in its way."""
     draw = torch.Generator().manual_seed(0)
     weight, up, down = (torch.randn(s, generator=draw) for s in ((6, 5), (6, 2), (2, 5)))

@@ -42,7 +42,7 @@ def made(tmp_path: Path) -> TemplateRenderer:
     return found
 
 
-def test_a_call_goes_round(made: TemplateRenderer, tmp_path: Path) -> None:
+def test_a_call_goes_round(made: TemplateRenderer) -> None:
     """What the template writes of an answer is read as that answer; and the dialogue goes on."""
     prompt = made.render(ASKED, [TOOL])
     whole = made.render([*ASKED, CALLED, told("word")], [TOOL])

@@ -168,7 +168,7 @@ def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: P
     assert other["kl"] > 0
 
 
-def test_loss_is_on_the_solution_and_its_end(folder: Path, tmp_path: Path) -> None:
+def test_loss_is_on_the_solution_and_its_end(folder: Path) -> None:
     """And a template that continues otherwise than it asks is refused by its texts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = warm_up.TEMPLATE.read_text("utf-8").strip()
