@@ -134,7 +134,7 @@ def cut_of(
 
 
 def parts_of(
-    cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None = None
+    cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None
 ) -> list[ForwardPart]:
     """The forwards of a cut, in its order."""
     rows = zip(cut.members, rows_of(cut, prefixes), strict=True)
