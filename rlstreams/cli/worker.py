@@ -183,7 +183,7 @@ def _is_joining(args: Namespace) -> bool:
     return True
 
 
-def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None = None) -> None:
+def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None) -> None:
     from rlstreams.workers.bootstrap.judge_server import is_judge
     from rlstreams.workers.bootstrap.parts import arm_crash_point, await_broker, make_role, open_bus
     from rlstreams.workers.bootstrap.seats import take_seat

@@ -21,11 +21,6 @@ SAMPLED = "sampled"  # anchors, as `SegmentScore` has them
 _NOT_RESCORED = "behavior"
 
 
-def num_tokens(trajectory: Trajectory) -> int:
-    """Return the number of tokens of all segments."""
-    return sum(len(segment.token_ids) for segment in trajectory.segments)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
     """Arrays over a sample's tokens. NaN in a float array: the token has no such number."""
@@ -38,7 +33,6 @@ class TokenTable:
     proximal_N: Floats  # log-prob as rescored, nats; NaN where it only repeats `behavior`
     reference_N: Floats  # log-prob under the reference policy, nats
     entropy_N: Floats  # of the distribution that the token was rescored in, nats
-    experts: Tensor | None = None  # [N - 1, layers, top_k]
 
     @property
     def difference_N(self) -> Floats:
@@ -76,7 +70,6 @@ def token_table(trajectory: Trajectory, scored: ScoredTrajectory | None = None) 
         proximal_N=per_token({n: score.proximal_logprobs for n, score in rescored.items()}),
         reference_N=per_token({n: score.reference_logprobs for n, score in scores.items()}),
         entropy_N=per_token({n: score.entropy for n, score in scores.items()}),
-        experts=trajectory.routed_experts,
     )
 
 

@@ -13,7 +13,6 @@ from rlstreams.streams.broker.ports import free_ports
 from tests.faults.proxy import FaultProxy
 
 END_TXN = 26  # API keys of the protocol (Kafka's protocol guide, "API keys")
-TXN_OFFSET_COMMIT = 28
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,6 @@ ALONE = "one-turn"
 BY_CURVE = AGENT | {ALONE}
 RESULT = ("seed0", "control", "seed1", "seed2")
 STAGE_S = 900.0
-EXPORT_S = 180.0
 
 
 class Driver:

@@ -17,7 +17,7 @@ from rlstreams.workers.trainer.training.checkpoint import CheckpointStore, Manif
 from rlstreams.workers.trainer.training.training import Training
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
-from tests.unit.trainer.trainer_builders import batch_of, random_samples
+from tests.unit.trainer.trainer_builders import batch_of, learned, random_samples
 
 LORA = LoraSection(rank=4, alpha=8.0)
 FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]
@@ -25,13 +25,6 @@ FAMILIES = ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"]
 
 def training(folder: Path, lora: LoraSection = LORA) -> Training:
     return Training(folder, TrainerSection(lora=lora), threads=1)
-
-
-def learned(trained: Training, seeds: range) -> str:
-    """The hash after a step for each seed."""
-    for seed in seeds:
-        trained.learner.step(batch_of(random_samples(8, seed)))
-    return weight_hash(trained.learner.weights())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -91,7 +84,7 @@ def test_a_small_change_arrives_at_once(num_steps: int, tmp_path: Path) -> None:
     assert found.metrics["adapter_arrived"] == pytest.approx(moved / whole, rel=1e-4)
 
 
-def test_the_gradient_is_that_of_the_sum(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_sum() -> None:
     """Of W + scale B A as autograd has it, to the bit in float32: no rounding is in its way."""
     draw = torch.Generator().manual_seed(0)
     weight, up, down = (torch.randn(s, generator=draw) for s in ((6, 5), (6, 2), (2, 5)))

@@ -135,7 +135,7 @@ def test_an_answer_is_read_as_it_was_written(family: str) -> None:
     said = made.parse(sampled, [TOOL], prompt_ids=prompt, call_id="c")
     assert [(call.id, call.name) for call in said.tool_calls] == [("call_c_0", "look")]
     assert json.loads(said.tool_calls[0].arguments) == ARGUMENTS
-    assert (said.content, said.problem) == ("", "")
+    assert said.content == ""
     prompt, sampled = answer(family, {"role": "assistant", "content": "I see."})
     said = made.parse(sampled, [TOOL], prompt_ids=prompt)
     assert (said.content.strip(), said.tool_calls) == ("I see.", ())
@@ -164,10 +164,8 @@ def test_a_call_of_no_tool_is_content() -> None:
     other = {**TOOL, "function": {"name": "other"}}
     said = made.parse(sampled, [other], prompt_ids=prompt)
     assert (said.tool_calls, "look" in said.content) == ((), True)
-    assert said.problem
     cut = made.parse(sampled[:-6], [TOOL], prompt_ids=prompt)
     assert (cut.tool_calls, "look" in cut.content) == ((), True)
-    assert "unclosed" in cut.problem
 
 
 def test_a_new_question_is_a_root_where_the_template_takes_thoughts_out() -> None:

@@ -117,11 +117,6 @@ HERE: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "tests.bench.recording": ({}, ["--samples", "120"], "by_id_median_ms"),
     "tests.bench.imports": ({}, ["--module", "decimal", "--times", "1"], "kept"),
     "tests.bench.agent_turns": ({}, ["--sessions", "2", "--turns", "2"], "cpu_ms_per_call"),
-    "tests.bench.gateway": (
-        {"ROUNDS": 1, "SHAPES": ((1, 2_000, False), (2, 2_000, True))},
-        ["--calls", "2"],
-        "gateway_p50_ms",
-    ),
 }
 PICTURES = {
     "reasoner_picture": "reasoner_one_h200-*.json",

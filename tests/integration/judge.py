@@ -40,7 +40,7 @@ class Judge:
         self.schemas, self.log = schemas, log
         self.done = {at: (low, stranger.done_set(low, text)) for at, (low, text) in commits.items()}
         self.trained, self.dropped, self.absent, self.closed = {}, {}, {}, set()
-        self.positions, self.twice, self.bounds = {}, 0, {}
+        self.positions, self.twice = {}, 0
         self._fold_steps()
         self.prompts = self._first("prompts", "Prompt")
         self.trajectories = self._first("trajectories", "Trajectory")

@@ -19,7 +19,6 @@ from tests.contract.buses import KafkaCluster
 from tests.contract.polling import P0, WAIT_S, within
 from tests.integration.test_broker import read, write
 
-TICK_S = 2.0  # a tick of `up` takes a tenth of that on an idle machine
 NUM_BYTES = 60_000_000  # more than the client fetches ahead
 SOON_S = 2.0  # 1.2 on an idle machine
 

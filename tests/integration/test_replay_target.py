@@ -27,7 +27,9 @@ def state(broker: str, run_id: str) -> tuple[str, object]:
     admin = KafkaAdminClient(bootstrap_servers=broker)
     found = admin.describe_configs([ConfigResource("TOPIC", name)])["topic"][name]
     admin.close()
-    return found["retention.ms"]["value"], listing(broker, run_id)
+    topics = listing(broker, run_id)
+    with KafkaBus(broker, run_id) as bus:
+        return found["retention.ms"]["value"], (topics, [bus.ends(topic) for topic in topics])
 
 
 def test_topics_of_a_run_that_lives_are_left_as_they_are(

@@ -90,7 +90,7 @@ def test_roles_and_commands_log_in_with_the_same_options(config: RunConfig) -> N
             producer.commit([outgoing(STEPS, trainer_started())])
         with bus.reader(bus.beginnings(STEPS.name)) as reader:
             assert [trainer_started()] == [decoded(raw).event for raw in reader.poll(10, 10.0)]
-    assert listing(bootstrap, config.run.id, options)[STEPS.name].num_records >= 1
+    assert STEPS.name in listing(bootstrap, config.run.id, options)
 
 
 def test_the_monitor_logs_in_with_the_same_options(config: RunConfig, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from rlstreams.workers.model.base import EngineError
 from tests.contract.engine_rigs import collect, request
+from tests.servers.vllm_routes import npy
 from tests.servers.world import World
 from tests.waiting import until
 
@@ -27,12 +26,6 @@ def choice(change: Callable[[Answer], object]) -> Callable[[Answer], Answer]:
         return answer
 
     return spoil
-
-
-def npy(rows: np.ndarray[Any, Any]) -> str:
-    buffer = io.BytesIO()
-    np.save(buffer, rows)
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def set_logprob(value: object) -> Callable[[Answer], Answer]:

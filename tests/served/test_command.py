@@ -13,7 +13,6 @@ from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.command import StartCommand
 from rlstreams.workers.engines.served.facts import Kind, is_older
 from rlstreams.workers.loop.context import Context
-from rlstreams.workers.server.process import start_locks
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.unit.roles.stand import EXAMPLE
@@ -231,15 +230,6 @@ def test_every_setting_of_servers_reaches_them() -> None:
     assert (found.pull_s, found.allow_untested, found.capture_experts) == (8, True, False)
     assert found.kind is Kind.SGLANG
     assert served.settings_of(load([EXAMPLE], ["rollout.engine=vllm"])).keep_cache
-
-
-def test_a_lock_for_each_gpu_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of one GPU name the same file; where there is no GPU, nobody waits."""
-    assert [] == list(start_locks("0")) or Path("/dev/nvidia0").exists()
-    monkeypatch.setattr(Path, "glob", lambda *_: [Path(f"/dev/nvidia{n}") for n in range(2)])
-    both, one = start_locks(None), start_locks("0")
-    assert ["gpu-0.lock", "gpu-1.lock"] == [path.name[-10:] for path in both]
-    assert list(one) == [both[0]]
 
 
 def test_several_servers_are_ours() -> None:

@@ -14,6 +14,7 @@ from rlstreams.check.doctor import engines
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, Level
 from rlstreams.check.doctor.diagnose import preflight
 from rlstreams.check.doctor.engines import engine_checks
+from rlstreams.streams.broker.ports import free_port
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
@@ -57,12 +58,6 @@ def named(config: RunConfig, name: str, host: Host = EVERYTHING) -> Check:
 def urls(*servers: FakeServer | str) -> str:
     listed = [server if isinstance(server, str) else server.url for server in servers]
     return f"--engine.urls={listed}".replace("'", '"')
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_built_in_engine_has_no_server() -> None:

@@ -43,7 +43,7 @@ class VllmRoutes:
             "finish_reason": job.finish_reason,
             "token_ids": job.token_ids,
             "logprobs": None,
-            "routed_experts": _npy(job.experts()),
+            "routed_experts": npy(job.experts()),
         }
         if new:
             choice["weight_versions"] = job.spans()
@@ -169,7 +169,8 @@ async def fine(_: web.Request) -> web.Response:
     return web.Response()
 
 
-def _npy(rows: np.ndarray[Any, Any]) -> str:
+def npy(rows: np.ndarray[Any, Any]) -> str:
+    """Rows as vLLM writes them: an `.npy` file in base64."""
     buffer = io.BytesIO()
     np.save(buffer, rows)
     return base64.b64encode(buffer.getvalue()).decode()

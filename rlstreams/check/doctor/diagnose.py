@@ -111,7 +111,7 @@ def weights_check(config: RunConfig, host: Host) -> Check:
 
 
 def data_checks(
-    config: RunConfig, model: ModelFolder, progress: Callable[[str], None] = lambda _: None
+    config: RunConfig, model: ModelFolder, progress: Callable[[str], None]
 ) -> Iterator[Check]:
     """One check for each file that is named. A large file is indexed here, once for all starts.
 

@@ -75,7 +75,7 @@ def band_of(text: str) -> Band:
     return band
 
 
-def learnt(before: Sequence[Point], *, higher_is_better: bool = False) -> Band | None:
+def learnt(before: Sequence[Point], *, higher_is_better: bool) -> Band | None:
     """Return the band of the point that follows these; None: too few points.
 
     Args:

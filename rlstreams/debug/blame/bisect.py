@@ -97,7 +97,7 @@ def bisect(
     metric: str,
     *,
     band: Band | None = None,
-    checkpoints: Sequence[Path] = (),
+    checkpoints: Sequence[Path],
     say: Callable[[str], None] = lambda _: None,
 ) -> Bisected:
     """Find the departure, with the versions on both sides of the border evaluated.

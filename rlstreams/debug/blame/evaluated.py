@@ -43,7 +43,6 @@ class Evaluated:
     reward: float  # mean over the answers
     tokens: float  # sampled, mean over the answers
     num_answered: int
-    num_failed: int  # samples that a run would have set aside
 
     def value(self, metric: str) -> float:
         """Return the value of the metric `HELD_OUT` or `HELD_OUT_TOKENS`."""
@@ -110,7 +109,6 @@ class Evaluator:
             reward=math.fsum(rewards) / num if num else math.nan,
             tokens=tokens / num if num else math.nan,
             num_answered=num,
-            num_failed=len(answered) - num,
         )
 
     async def _all(self, weights: Mapping[str, torch.Tensor], version: int) -> list[Played | None]:

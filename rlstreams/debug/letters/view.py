@@ -103,12 +103,6 @@ class LettersView:
         if isinstance(event, DeadLetter):
             self._letter(event)
 
-    @property
-    def dropped_groups(self) -> tuple[str, ...]:
-        """All groups that closed without being trained, lowest number first."""
-        groups = self._samples.groups.values()
-        return tuple(sorted((g.id for g in groups if g.dropped is not None), key=int))
-
     def group(self, group_id: str) -> GroupState:
         """Return the state of a group, as far as was read."""
         number = issue_number(group_id)

@@ -187,7 +187,7 @@ def _readable(step: int) -> Iterator[None]:
 
 @contextmanager
 def rebuilt(
-    bus: Bus, config: RunConfig, first: int, last: int = 0, *, checkpoints: Sequence[Path] = ()
+    bus: Bus, config: RunConfig, first: int, last: int, *, checkpoints: Sequence[Path]
 ) -> Iterator[Rebuilt]:
     """Open the weights of a checkpoint before step `first`; check the records of steps to `last`.
 

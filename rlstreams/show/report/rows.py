@@ -63,8 +63,8 @@ def siblings(samples: Samples, group_id: str) -> list[Sample]:
     return [sample for sample in known if Wanted().fits(sample)]
 
 
-def picks(samples: Samples, num: int = 2) -> list[tuple[str, Sample]]:
-    """Samples that a report shows: the best, the worst, the longest and the newest wrong ones.
+def picks(samples: Samples) -> list[tuple[str, Sample]]:
+    """Samples that a report shows: the two best, worst, longest and newest wrong ones.
 
     Trained samples where there are any, else held-out ones; each once.
     """
@@ -83,7 +83,7 @@ def picks(samples: Samples, num: int = 2) -> list[tuple[str, Sample]]:
     )
     for label, ranked in kinds:
         fresh = [row for row in ranked if row.name not in shown]
-        shown |= {row.name: (label, row) for row in fresh[:num]}
+        shown |= {row.name: (label, row) for row in fresh[:2]}
     return list(shown.values())
 
 

@@ -87,7 +87,7 @@ def log4j2(*, controller: str = "WARN") -> str:
     return _LOG4J2.replace("LEVEL", controller)
 
 
-def fence_properties(data: Path, controller_port: int, extra: Mapping[str, str] = _NOTHING) -> str:
+def fence_properties(data: Path, controller_port: int, extra: Mapping[str, str]) -> str:
     """The text of the properties under which the node is a controller and no broker.
 
     Args:
@@ -154,7 +154,7 @@ FOR_A_LOOK = ("-XX:TieredStopAtLevel=1",)
 
 
 def java_command(
-    java: Path, classpath: Sequence[Path], folder: Path, heap_mb: int, options: Sequence[str] = ()
+    java: Path, classpath: Sequence[Path], folder: Path, heap_mb: int, options: Sequence[str]
 ) -> tuple[str, ...]:
     """The JVM with the settings that keep the broker near 200 MB; a main class comes next."""
     home = folder.resolve()

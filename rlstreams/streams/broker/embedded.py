@@ -210,9 +210,9 @@ class EmbeddedBroker:
                 raise DeadlineError(f"broker {state.pid} outlived SIGKILL by {STOP_S:.0f} s")
         return True
 
-    def log_tail(self, num_lines: int = 12) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the broker's log and of the JVM's own output."""
-        return last_lines(self._log, self._output, num_lines=num_lines)
+        return last_lines(self._log, self._output, num_lines=12)
 
     def died_of_full_disk(self) -> bool:
         """Whether the last started broker's log names a full disk: a restart is no cure."""

@@ -109,7 +109,7 @@ def listing(
     return asked(bootstrap, options, lambda admin: topics_of(admin, run))
 
 
-def runs_of(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> list[str]:
+def runs_of(bootstrap: str, options: Mapping[str, str]) -> list[str]:
     """Return the ids of the runs whose topics a broker holds.
 
     Raises:
@@ -120,7 +120,7 @@ def runs_of(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> list[str
     return sorted(name.removesuffix(mark) for name in names if name.endswith(mark))
 
 
-def broker_version_warning(bootstrap: str, options: Mapping[str, str] = NO_OPTIONS) -> str:
+def broker_version_warning(bootstrap: str, options: Mapping[str, str]) -> str:
     """Return a warning about this broker's version; "": none.
 
     Raises:

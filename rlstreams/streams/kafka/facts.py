@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kafka import TopicPartition
-from kafka.admin import ConfigResource, KafkaAdminClient, OffsetSpec
+from kafka.admin import ConfigResource, KafkaAdminClient
 
-from rlstreams.streams.kafka.admin_ask import NO_OPTIONS, asked
+from rlstreams.streams.kafka.admin_ask import asked
 from rlstreams.streams.log.topic_plan import FLUSH
 from rlstreams.streams.log.topics import TOPICS
 
@@ -43,7 +41,6 @@ class TopicFacts:
 
     partitions: int
     settings: Mapping[str, str]  # those of `_TOPIC_SETTINGS` that the topic has
-    num_records: int = 0  # ends minus beginnings: markers are counted, compaction is not
     copies: Mapping[int, Replicas] = field(default_factory=dict)  # by partition
 
 
@@ -78,7 +75,7 @@ class BrokerFacts:
         return known[0] if known else f"unknown (metadata.version {level})"
 
 
-def broker_facts(bootstrap: str, run: str, options: Mapping[str, str] = NO_OPTIONS) -> BrokerFacts:
+def broker_facts(bootstrap: str, run: str, options: Mapping[str, str]) -> BrokerFacts:
     """Ask the broker for its facts.
 
     Raises:
@@ -126,17 +123,10 @@ def topics_of(admin: KafkaAdminClient, run: str) -> dict[str, TopicFacts]:
     if not counts:
         return {}
     settings = _settings(admin, "TOPIC", list(counts), _TOPIC_SETTINGS)
-    every = [TopicPartition(name, i) for name, n in counts.items() for i in range(n)]
-    first = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.EARLIEST))
-    last = admin.list_partition_offsets(dict.fromkeys(every, OffsetSpec.LATEST))
-    held: Counter[str] = Counter()
-    for partition in every:
-        held[partition.topic] += last[partition].offset - first[partition].offset
     return {
         names[name]: TopicFacts(
             partitions=count,
             settings=settings[name],
-            num_records=held[name],
             copies=found[name],
         )
         for name, count in counts.items()

@@ -75,7 +75,7 @@ def open_transactions(
 def standing(
     bootstrap: str,
     prefix: str,
-    options: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, str],
     *,
     older_than_s: float,
 ) -> tuple[str, ...]:

@@ -83,7 +83,6 @@ class Lineage:
     copies: tuple[Position, ...] = ()  # later records of the same sample, which nobody uses
     letters: tuple[Record[DeadLetter], ...] = ()
     trained: TrainedIn | None = None
-    absent: str = ""  # why the group's step left the sample out
     dropped: Drop | None = None
     replaced_by: str = ""  # the group issued in this one's place
     loads: Mapping[str, PolicyLoaded] = field(default_factory=dict)  # named by its tokens, by id
@@ -199,7 +198,6 @@ class LineageFold:
             lineage.replaced_by = group.replaced_by
         if (folded := self._folded.get(*lineage.sample)) is not None:
             lineage.outcome, lineage.after = folded.outcome, folded.after
-            lineage.absent = folded.absent
         names, versions = _touched(lineage)
         if lineage.trained is not None:
             made = lineage.trained.step.policy_version

@@ -188,9 +188,7 @@ class Tracker:
         for partition, records in _by_partition(finished).items():
             self._partitions[partition].commit(records)
 
-    def without_our_tries(
-        self, partitions: Set[Partition] | None = None
-    ) -> Mapping[Partition, Committed]:
+    def without_our_tries(self, partitions: Set[Partition] | None) -> Mapping[Partition, Committed]:
         """Return the positions to commit where this member leaves partitions alive; None: all."""
         return {
             p: t.after((), t.inherited)

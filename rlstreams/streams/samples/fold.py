@@ -187,11 +187,9 @@ class Samples:
         if group.number is None:
             row, tally = self._evaluation(group)
             tally.answer(event, row, was_dead=bool(group.dead & bit))
-        else:
-            counts["rolled_out_to_train"] += 1
-            if not (group.dead_early | group.trained) & bit:
-                counts["scorable"] += 1
-                counts["closed"] += group.is_closed
+        elif not (group.dead_early | group.trained) & bit:
+            counts["scorable"] += 1
+            counts["closed"] += group.is_closed
         self.spent.sampled(group, event)
         place = self._place(group, number, position)
         if (sample := self._sample(group, number)) is not None:

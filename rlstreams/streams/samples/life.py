@@ -113,7 +113,6 @@ class Sample:
     reward: float | None = None
     tokens: int | None = None  # sampled by the policy
     version: int | None = None  # the oldest that sampled a token
-    newest: int | None = None
     ended: str = ""  # finish reason of its last segment
     at_ms: int = 0  # when it was sampled
     duration: int | None = None  # of the rollout, ms
@@ -154,7 +153,7 @@ class Sample:
                 versions.append(segment.policy_version)
                 ended = segment.finish_reason
         if versions:
-            self.version, self.newest = min(versions), max(versions)
+            self.version = min(versions)
         self.tokens, self.ended, self.worker = tokens, sys.intern(ended), sys.intern(event.worker)
         self.reward, self.at_ms = event.reward, event.finished_at_ms
         self.duration = event.finished_at_ms - event.started_at_ms

@@ -94,7 +94,7 @@ class SessionLog:
         return found
 
 
-def apply_to(session: Session, event: Event, offset: int = NO_PLACE) -> bool:
+def apply_to(session: Session, event: Event, offset: int) -> bool:
     """Take one event of a session; see `SessionLog.apply`."""
     takes = _TAKES.get(type(event))
     return takes is not None and takes(session, event, offset)

@@ -76,9 +76,6 @@ class Session:
     closed: SessionClosed | None = None
     outcomes: dict[str, OutcomeReported] = field(default_factory=dict)  # by id, as they came
     replays: dict[tuple[int, str], CallReplayed] = field(default_factory=dict)  # start, call id
-    num_copies: int = 0  # records of a call, a start, a close or an outcome that is there
-    num_strays: int = 0  # replays of calls that are not there
-    num_late: int = 0  # calls, replays and failures behind the close
     num_void: int = 0  # calls and replays of a start behind the opening of the next one
     _by_request: dict[tuple[str, int], CallCommitted] = field(default_factory=dict)
     # Occurrences that were answered, by start and request hash.
@@ -185,7 +182,7 @@ class Session:
     def open(self, event: SessionOpened) -> bool:
         """Take a start of its agent; return False for a copy."""
         if event.start in self.starts:
-            return self._is_copy()
+            return False
         self.opened = self.opened or event
         self.starts[event.start] = event
         return True
@@ -198,9 +195,7 @@ class Session:
         """
         if self._is_void(event):
             return False
-        if event.call_id in self.nodes:
-            return self._is_copy()
-        if self._is_late():
+        if event.call_id in self.nodes or self.is_closed:
             return False
         parent, problem = self._link(event)
         self.nodes[event.call_id] = Node(
@@ -245,12 +240,9 @@ class Session:
         name = (event.start, event.call_id)
         node = self.nodes.get(event.call_id)
         if node is None:
-            self.num_strays += 1
             return False
         is_own = node.call.start == event.start
-        if name in self.replays or (is_own and not node.call.unheard):
-            return self._is_copy()
-        if self._is_late():
+        if name in self.replays or (is_own and not node.call.unheard) or self.is_closed:
             return False
         self.replays[name] = event
         if not is_own:
@@ -259,9 +251,7 @@ class Session:
 
     def fail(self, event: CallFailed) -> bool:
         """Take a refusal; return False for a copy, or if the session is closed."""
-        if event in self.failed:
-            return self._is_copy()
-        if self._is_late():
+        if event in self.failed or self.is_closed:
             return False
         self.failed[event] = None
         return True
@@ -269,31 +259,23 @@ class Session:
     def close(self, event: SessionClosed) -> bool:
         """Take its close; return False for a copy."""
         if self.closed is not None:
-            return self._is_copy()
+            return False
         self.closed = event
         return True
 
     def judge(self, event: OutcomeReported) -> bool:
         """Take an outcome, also behind the close; return False for a copy."""
         if event.outcome_id in self.outcomes:
-            return self._is_copy()
+            return False
         if event.supersedes in self.outcomes:  # only an earlier one: no two replace each other
             self._superseded.add(event.supersedes)
         self.outcomes[event.outcome_id] = event
         return True
 
-    def _is_copy(self) -> bool:
-        self.num_copies += 1
-        return False
-
     def _is_void(self, event: CallCommitted | CallReplayed) -> bool:
         is_void = event.start + 1 < self.num_starts
         self.num_void += is_void
         return is_void
-
-    def _is_late(self) -> bool:
-        self.num_late += self.is_closed
-        return self.is_closed
 
 
 def added(call: CallCommitted) -> Iterator[Ints]:

@@ -126,11 +126,6 @@ class SamplesState:
 
     problems: tuple[Problem, ...] = ()
 
-    @property
-    def ranked(self) -> tuple[Problem, ...]:
-        """Problems answered wrong first and right now come first; others follow by row."""
-        return tuple(sorted(self.problems, key=lambda p: p.now.is_right <= p.then.is_right))
-
 
 class AnswersView:
     """Keeps sample 0 of the held-out rows below `ROWS`, where its tokens can be read.

@@ -16,7 +16,6 @@ class FlowState:
 
     issued: int = 0
     rolled_out: int = 0
-    rolled_out_to_train: int = 0
     to_roll_out: int = 0  # samples of open groups, and held-out ones
     scorable: int = 0  # rolled out to train, and not set aside before the trainer
     scored: int = 0  # scorable ones that the log-prob workers counted
@@ -38,7 +37,7 @@ def flow(samples: Samples, workers: Workers) -> FlowState:
     """Return a snapshot. A trained sample counts as scored, even without its worker's reports."""
     counts = samples.counts
     counted = max(counts["scored"], int(workers.total("logprob", "samples")))
-    names = ("issued", "rolled_out", "rolled_out_to_train", "to_roll_out", "scorable", "closed",
+    names = ("issued", "rolled_out", "to_roll_out", "scorable", "closed",
              "dead_at_rollout", "dead_at_logprob")  # fmt: skip
     scored = min(counts["scorable"], max(counts["closed"], counted))
     return FlowState(**{name: counts[name] for name in names}, scored=scored)

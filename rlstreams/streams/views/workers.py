@@ -47,10 +47,6 @@ class ThroughputState:
         """Roles that have reported, by name."""
         return tuple(sorted({worker.role for worker in self.workers}))
 
-    def total(self, role: str, counter: str) -> float:
-        """Return `counter` since the run began, summed over the workers of `role`."""
-        return sum(w.totals.get(counter, 0.0) for w in self.workers if w.role == role)
-
     def seconds(self, role: str) -> Mapping[str, float]:
         """Return the time by state, summed over the workers of `role`."""
         sums: Counter[str] = Counter()

@@ -63,7 +63,6 @@ class BrokerKeeper:
         self._thread = threading.Thread(target=self._keep, name="broker-keeper", daemon=True)
         self.is_away = False  # it died, and does not serve yet
         self.started_s = time.monotonic()  # since when it serves, or did until it died
-        self.last_death_seen_s = 0.0  # monotonic
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -148,7 +147,7 @@ class BrokerKeeper:
 
     def _bring_back(self) -> None:
         """Start it until it serves, or has failed too often."""
-        died_s = self.last_death_seen_s = time.monotonic()
+        died_s = time.monotonic()
         self.is_away = True
         lived_s = died_s - self.started_s
         if self._ended_by_itself():

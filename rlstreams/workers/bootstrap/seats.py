@@ -151,7 +151,7 @@ class Seats:
         )
 
 
-def take_seat(bus: Bus, role: str, instance: str, ordinal: int | None = None) -> int:
+def take_seat(bus: Bus, role: str, instance: str, ordinal: int | None) -> int:
     """`Seats.take`, once."""
     seats = Seats(bus, role)
     try:

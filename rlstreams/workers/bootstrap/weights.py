@@ -67,7 +67,7 @@ def weight_server(context: Context) -> WeightServer:
         host=weights.host,
         secret=run_secret(context),
         log=context.log,
-        limits=SenderDeadlines(window_s=weights.window_s, stall_s=weights.stall_deadline_s),
+        limits=SenderDeadlines(stall_s=weights.stall_deadline_s),
         place="pinned" if is_pinned and weights.snapshot == "auto" else weights.snapshot,
     )
 

@@ -122,7 +122,7 @@ def cut_of(
     token_budget: int,
     *,
     in_bins: bool,
-    prefixes: Prefixes | None = None,
+    prefixes: Prefixes | None,
 ) -> Cut:
     """Cut into forwards, which follows from the sequences and their order alone.
 
@@ -134,7 +134,7 @@ def cut_of(
 
 
 def parts_of(
-    cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None = None
+    cut: Cut, sequences: Sequence[TokenSequence], prefixes: Prefixes | None
 ) -> list[ForwardPart]:
     """The forwards of a cut, in its order."""
     rows = zip(cut.members, rows_of(cut, prefixes), strict=True)

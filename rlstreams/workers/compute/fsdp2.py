@@ -156,7 +156,7 @@ class Shards(ShardedModel):
         return (slice(first, end),) if first < end else None
 
 
-def units_of(model: nn.Module, field: str = "trainer.ranks") -> list[nn.Module]:
+def units_of(model: nn.Module, field: str) -> list[nn.Module]:
     """The layers that are gathered one by one.
 
     Args:

@@ -95,7 +95,7 @@ def abort() -> None:
                 dist.distributed_c10d._abort_process_group()
 
 
-def hang_up(but: object = None) -> None:
+def hang_up(but: object) -> None:
     """Free every rank that hangs in a collective of gloo with this process, which is a follower.
 
     Args:

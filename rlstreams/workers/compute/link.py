@@ -93,7 +93,7 @@ class Link:
         self._end.close()
 
 
-def start_follower(end: socket.socket, gpu: str, *words: str, program: str = PROGRAM) -> Child:
+def start_follower(end: socket.socket, gpu: str, *words: str, program: str) -> Child:
     """Start a follower on this host, at this end of its link, with further arguments of its
     program; it writes to the caller's log."""
     return Child.started(

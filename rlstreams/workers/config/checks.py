@@ -101,7 +101,7 @@ def refuse_first(problems: Iterator[str], config: object, prefix: str = "") -> N
         raise ConfigError(worded(problem, config, prefix))
 
 
-def worded(problem: str, config: object, prefix: str = "") -> str:
+def worded(problem: str, config: object, prefix: str) -> str:
     """A sentence in which each `[name]` of a field becomes `prefix.name is VALUE`."""
 
     def named(found: re.Match[str]) -> str:

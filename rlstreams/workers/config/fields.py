@@ -12,6 +12,8 @@ import msgspec
 
 from rlstreams.workers.config.run import RunConfig
 
+# Fields that a recorded configuration may have, and that no code reads any more.
+REMOVED = ("weights.hold_s", "weights.window_s", "engine.routers", "deadlines.fence_s")
 _BITS = 63  # of a whole number in an event, beside its sign
 _TYPES: dict[Any, Mapping[str, Any]] = {}  # of each dataclass, resolved once
 
@@ -33,6 +35,8 @@ def field_type(names: Sequence[str]) -> Any:  # noqa: ANN401
         known = types_of(kind) if is_dataclass(kind) else {}
         if name not in known:
             here, wanted = ".".join(names[:depth]), ".".join(names[: depth + 1])
+            if wanted in REMOVED:
+                raise FieldError(f"{wanted} is no field any more: leave it out")
             raise FieldError(f"unknown field {wanted}{meant_field(here, name)}")
         kind = known[name]
     return kind

@@ -18,6 +18,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.run.places import CONFIG_FILE, what_is
 from rlstreams.workers.config.across import check_across, check_start
+from rlstreams.workers.config.fields import REMOVED
 from rlstreams.workers.config.layers import (
     Layer,
     Tree,
@@ -30,8 +31,6 @@ from rlstreams.workers.config.layers import (
 )
 from rlstreams.workers.config.run import RunConfig
 
-# Fields that a recorded configuration may have, and that no code reads any more.
-REMOVED = ("weights.hold_s", "engine.routers", "deadlines.fence_s")
 # Values of fields before they existed, where their default is another one.
 BEFORE: Mapping[str, Any] = {
     "trainer.loss.clip_dual": 0.0,

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def meant(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+def meant(name: str, names: Iterable[str]) -> str:
     """`; did you mean 'NAME'?`, of those that there are; empty if none is near."""
-    near = nearest(name, names, cutoff)
+    near = nearest(name, names)
     return f"; did you mean {near!r}?" if near else ""
 
 
@@ -33,7 +33,7 @@ def meant_path(path: str | Path) -> str:
         beside = os.listdir(missing.parent)
     except OSError:
         return ""
-    if near := nearest(missing.name, beside, 0.6):
+    if near := nearest(missing.name, beside):
         return f"; did you mean {str(missing.parent / near)!r}?"
     return f"; there is no {str(missing)!r} either" if missing != Path(path) else ""
 
@@ -49,8 +49,8 @@ def meant_toml(what: str) -> str:
     return next((f"; {text}" for said, text in advice.items() if what.startswith(said)), "")
 
 
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """The nearest of these names; empty if none is near."""
     from difflib import get_close_matches  # 5 ms, for messages alone
 
-    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")
+    return next(iter(get_close_matches(name, sorted(names), n=1)), "")

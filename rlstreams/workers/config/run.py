@@ -186,8 +186,6 @@ class WeightsSection(Section, section="weights"):
     snapshot: Literal["auto", "device", "pinned"] = "auto"
     """Place of the copy that the trainer serves: beside the model, or in pinned host memory.
     `auto`: `device` if it fits and `trainer.ranks` is 1."""
-    window_s: NonNegativeFloat = 0.05
-    """Pullers that become ready within this time share one broadcast."""
     stall_deadline_s: PositiveFloat = 20.0
     """A broadcast without progress for this long is aborted; silent pullers are named in the
     log."""

@@ -72,7 +72,7 @@ def check_scoring(model: torch.nn.Module, vocab_size: int) -> MakeMask:
 
 
 def load_scorer(
-    folder: Path, dtype: str, device: str = CPU, *, replay_routes: bool = False
+    folder: Path, dtype: str, device: str, *, replay_routes: bool = False
 ) -> tuple[TokenScorer, RouterShape | None]:
     """Load the scorer of a folder's model; checked on the CPU, then moved to `device`.
 

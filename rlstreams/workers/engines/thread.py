@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+CLOSE_S = 10.0  # longest wait for the loop's thread to end
 T = TypeVar("T")
 
 
@@ -70,12 +71,12 @@ class EngineThread:
         except TimeoutError as err:
             raise TimeoutError(f"{what} did not answer within {deadline_s:g} s") from err
 
-    def close(self, deadline_s: float = 10.0) -> None:
+    def close(self) -> None:
         """Cancel running tasks and end the loop; idempotent."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
-        self._thread.join(deadline_s)
+        self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
 

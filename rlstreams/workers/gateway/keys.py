@@ -33,7 +33,6 @@ class SessionKey:
 
     session_id: str
     start: int  # of its agent, from 0
-    expires_s: int  # Unix time, in seconds
 
 
 class Keys:
@@ -87,7 +86,7 @@ class Keys:
             raise CallRefusedError(
                 401, "expired_api_key", f"the API key of session {session_id} has expired"
             )
-        return SessionKey(session_id=session_id, start=int(start), expires_s=int(expires_s))
+        return SessionKey(session_id=session_id, start=int(start))
 
     def _made(self, prefix: str, says: bytes) -> str:
         sealed = self._seal(prefix, says) + says
@@ -106,11 +105,6 @@ class Keys:
 
     def _seal(self, prefix: str, says: bytes) -> bytes:
         return hmac.digest(self._secret, _ENVELOPES[prefix] + says, hashlib.sha256)[:_MAC_BYTES]
-
-
-def shown(key: str) -> str:
-    """A key's name in logs: the same for the same key, and no way back to it."""
-    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:8]
 
 
 def key_of(headers: Mapping[str, str], in_path: str = "") -> str:

@@ -195,19 +195,17 @@ class LibraryRenderer:
         )
         names = {tool["function"]["name"] for tool in shown}
         calls: list[ToolCall] = []
-        texts, problems = [said.content or ""], []
+        texts = [said.content or ""]
         for attempt in said.tool_calls:
-            problem = _problem(attempt, names)
-            if problem:
-                texts.append(attempt.raw)
-                problems.append(problem)
-            else:
+            is_named = attempt.status == "ok" and attempt.name in names
+            if is_named and isinstance(attempt.arguments, dict):
                 calls.append(made_call(call_id, len(calls), attempt.name, attempt.arguments))
+            else:
+                texts.append(attempt.raw)
         return Parsed(
             content="\n".join(filter(None, texts)),
             reasoning=said.reasoning_content or "",
             tool_calls=tuple(calls),
-            problem="; ".join(problems),
         )
 
     def _given(
@@ -218,17 +216,6 @@ class LibraryRenderer:
         shown = [plain_tool(tool, f"tools[{n}]") for n, tool in enumerate(tools)]
         hidden, shown = self._adapter.hidden(dialogue, shown)
         return hidden, shown or None
-
-
-def _problem(attempt: Any, names: set[str]) -> str:  # noqa: ANN401
-    """Why an attempt at a tool's call is none; empty: it is one."""
-    if attempt.status != "ok":
-        return f"a call of a tool is none: {attempt.status.value}"
-    if attempt.name not in names:
-        return f"there is no tool {attempt.name!r}"
-    return (
-        "" if isinstance(attempt.arguments, dict) else f"arguments of {attempt.name} are no object"
-    )
 
 
 class _Adapter:

@@ -29,20 +29,16 @@ def parse_text(
     thought, said = _split_thought(f"<think>{text}" if is_opened else text)
     names = {tool["function"]["name"] for tool in tools}
     calls: list[ToolCall] = []
-    problems: list[str] = []
     rest, at = "", 0
     for found in _CALL.finditer(said) if tools else ():
-        call = _read(found[1], is_closed=bool(found[2]), names=names)
-        if isinstance(call, str):
-            problems.append(call)
-            continue
-        rest, at = rest + said[at : found.start()], found.end()
-        calls.append(made_call(call_id, len(calls), *call))
+        call = _read(found[1], names) if found[2] else None
+        if call is not None:
+            rest, at = rest + said[at : found.start()], found.end()
+            calls.append(made_call(call_id, len(calls), *call))
     return Parsed(
         content=(rest + said[at:]).strip(),
         reasoning=thought.strip(),
         tool_calls=tuple(calls),
-        problem="; ".join(problems),
     )
 
 
@@ -60,19 +56,14 @@ def _split_thought(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _read(block: str, *, is_closed: bool, names: set[str]) -> tuple[str, object] | str:
-    """Name and arguments; or why it is no call."""
-    if not is_closed:
-        return "<tool_call> is not closed"
+def _read(block: str, names: set[str]) -> tuple[str, object] | None:
+    """Name and arguments; None: it is no call of one of these tools."""
     try:
         value = json.loads(block)
-    except (ValueError, RecursionError) as err:
-        return f"<tool_call> holds no JSON: {err}"
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
-        return "<tool_call> has no name"
-    if name not in names:
-        return f"there is no tool {name!r}"
+    except (ValueError, RecursionError):
+        return None
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in names:
+        return None
     arguments = value.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return f"arguments of {name} are no object"
-    return name, arguments
+    return (name, arguments) if isinstance(arguments, dict) else None

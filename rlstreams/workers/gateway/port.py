@@ -96,7 +96,6 @@ class Parsed:
     content: str
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    problem: str = ""  # an attempt at a tool's call that is none, in words; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

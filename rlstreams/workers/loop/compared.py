@@ -100,7 +100,6 @@ class ComparedRole(RoleAround):
 
     def __init__(self, role: Role, context: Context) -> None:
         super().__init__(role)
-        self._bus = context.bus
         self._is_supervised = context.claims_after is not None
         self._is_joined = context.is_joined
         self._history = context.bus.ends(STEPS.name)[STEPS_PARTITION]

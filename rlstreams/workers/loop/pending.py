@@ -120,7 +120,7 @@ class PendingCommits:
         self._ready += finished
         self.num_bytes += sum(done.num_bytes for done in finished)
 
-    def announce(self, records: Sequence[Outgoing], awaited: Sequence[Awaited] = ()) -> None:
+    def announce(self, records: Sequence[Outgoing], awaited: Sequence[Awaited]) -> None:
         """Queue records that finish no input; they are committed no later than the records ready
         now.
 

@@ -81,7 +81,7 @@ def num_experts_of(config: Mapping[str, Any]) -> int:
     return next((int(number) for number in found if number), 0)
 
 
-def check_heads(config: Mapping[str, Any], cp: int, asked_by: str = "trainer") -> None:
+def check_heads(config: Mapping[str, Any], cp: int, asked_by: str) -> None:
     """Check that `layout.cp` divides a model's heads; those of keys may be repeated.
 
     Raises:

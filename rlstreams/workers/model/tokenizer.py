@@ -62,8 +62,6 @@ class Tokenizer:
         """Begins a sequence; None: the model has none."""
         self.eos_id = self._special_id("eos_token")
         """Ends an answer; None: the model has none."""
-        self.pad_id = self._special_id("pad_token")
-        """Fills batches; None: the model has none."""
         if template:
             self._template()  # also where no prompt is a chat: its name was meant
 

@@ -55,7 +55,7 @@ class PromptWriter:
         )
         return [dataclasses.replace(first, sample=sample) for sample in range(group_size)]
 
-    def evaluation(self, version: int, row: int, num_samples: int = 1) -> list[Prompt]:
+    def evaluation(self, version: int, row: int, num_samples: int) -> list[Prompt]:
         """All samples of a held-out row, to be answered under `version`."""
         assert self._held_out is not None
         prompt = prompt_of(

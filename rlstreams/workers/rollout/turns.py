@@ -26,9 +26,7 @@ class Turns:
     max_turns: int
 
 
-def make_turns(
-    config: RunConfig, *, vocab_size: int, note: Callable[[str], None] = lambda _: None
-) -> Turns | None:
+def make_turns(config: RunConfig, *, vocab_size: int, note: Callable[[str], None]) -> Turns | None:
     """The environment that the configuration names, ready to begin episodes; None: none is named.
 
     Args:

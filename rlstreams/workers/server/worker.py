@@ -69,7 +69,7 @@ class Users(NewestReports):
             bus, start, WORKER_EVENTS.name, lambda it: url if url in it.servers else ""
         )
 
-    def takes_for(self, state: State, *, instance: str = "", since_s: float = 0.0) -> str:
+    def takes_for(self, state: State, *, instance: str = "", since_s: float) -> str:
         """The worker that takes the server for `state`; empty: none.
 
         Args:

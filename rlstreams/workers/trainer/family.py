@@ -31,8 +31,8 @@ def changed_text(found: Sequence[Changed]) -> str:
     return "; ".join(f"{name} {is_} (was {was})" for name, was, is_ in found) or "nothing"
 
 
-def branch_line(branch: RunBranched, config: str = "") -> str:
-    """Parent and step of a branch; with the newest claim's configuration also its changes."""
+def branch_line(branch: RunBranched, config: str) -> str:
+    """Parent and step of a branch, and its changes by the newest claim's configuration."""
     base = f"branch of {branch.parent} at step {branch.step}, weights {branch.weight_hash[:12]}"
     changed = f", changed: {changed_text(changed_since(branch, config))}" if config else ""
     return base + changed

@@ -54,7 +54,7 @@ class IncidentLog(Protocol):
 class SenderDeadlines:
     """Deadlines of the sender, seconds."""
 
-    window_s: float = 0.05  # time for others to join a broadcast
+    window_s: float = 0.05  # pullers that become ready within it share one broadcast
     form_s: float = 30.0  # to form a group
     stall_s: float = 20.0  # a broadcast without progress
 

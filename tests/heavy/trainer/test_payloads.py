@@ -23,7 +23,6 @@ from rlstreams.workers.trainer.training.training import Trained, Training, Untra
 from rlstreams.workers.trainer.worker import TrainerWorker
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
-    DEADLINE_S,
     bury,
     make_config,
     make_log,
@@ -37,6 +36,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.consumer import MemoryReader
+from tests.unit.roles.stand import DEADLINE_S
 
 LIMIT_BYTES = 1_000_000
 NUM_GROUPS = 60

@@ -28,7 +28,6 @@ from rlstreams.workers.trainer.intake.validation import validate
 from rlstreams.workers.trainer.learn.step import NumericsError
 from rlstreams.workers.trainer.training.training import Trained, Training, UntrainableSample
 from tests.heavy.trainer.trainer_stand import (
-    DEADLINE_S,
     bury,
     make_config,
     make_log,
@@ -42,6 +41,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.roles.stand import DEADLINE_S
 
 BAD = 101  # a token that the samples of `scored` never have
 LONG = 40  # tokens

@@ -23,7 +23,7 @@ from rlstreams.workers.weights.file import FileWeightChannel, FileWeightServer
 from rlstreams.workers.weights.layout import layout_of, weight_hash
 from tests import families
 from tests.contract.engine_rigs import announced
-from tests.unit.trainer.trainer_builders import batch_of, random_samples
+from tests.unit.trainer.trainer_builders import batch_of, learned, random_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own
 
@@ -34,13 +34,6 @@ QWEN3 = "Qwen3ForCausalLM"
 
 def trained(folder: Path, *, dtype: str = BF16, **section: Any) -> Training:
     return Training(folder, TrainerSection(**section), threads=1, dtype=dtype)
-
-
-def learned(training: Training, seeds: range) -> str:
-    """The hash after a step for each seed."""
-    for seed in seeds:
-        training.learner.step(batch_of(random_samples(8, seed)))
-    return weight_hash(training.learner.weights())
 
 
 @pytest.mark.parametrize("lora", [LoraSection(), LoraSection(rank=4)])

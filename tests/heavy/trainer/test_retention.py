@@ -33,7 +33,7 @@ from tests.heavy.trainer.trainer_stand import (
     train,
 )
 
-P0, P1 = Partition(SCORED.name, 0), Partition(SCORED.name, 1)
+P0 = Partition(SCORED.name, 0)
 
 
 def raw(offset: int, size: int, *, partition: int = 0, timestamp_ms: int = 0) -> RawRecord:

@@ -25,7 +25,7 @@ from tests.heavy.trainer.trainer_stand import (
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
 
-LAYERS, EXPERTS, TOP_K = 2, 8, 2  # of the demo's model
+LAYERS, EXPERTS = 2, 8  # of the demo's model
 ROWS = 7  # of a sample of three and five tokens
 
 

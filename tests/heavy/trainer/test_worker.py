@@ -31,7 +31,6 @@ from rlstreams.workers.trainer.worker import TrainerWorker
 from rlstreams.workers.weights.layout import weight_hash
 from tests import factories
 from tests.heavy.trainer.trainer_stand import (
-    DEADLINE_S,
     make_config,
     make_log,
     make_trainer,
@@ -44,6 +43,7 @@ from tests.heavy.trainer.trainer_stand import (
 )
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.roles.stand import DEADLINE_S
 
 
 def test_each_step_is_committed_before_its_version_is_published(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,9 +37,9 @@ from tests import factories
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 from tests.memory.log import MemoryLog
+from tests.unit.roles.stand import tick_until
 
 EXAMPLE = Path(__file__).parents[3] / "infra/examples/demo.toml"
-DEADLINE_S = 240.0
 
 
 def make_config(folder: Path, **overrides: object) -> RunConfig:
@@ -146,13 +145,6 @@ def read(log: MemoryLog, topic: str) -> list[Event]:
 
 def steps(log: MemoryLog) -> list[StepCompleted]:
     return [event for event in read(log, STEPS.name) if isinstance(event, StepCompleted)]
-
-
-def tick_until(trainer: TrainerWorker, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not reached():
-        assert time.monotonic() < deadline, "not reached in time"
-        trainer.tick()
 
 
 def run_steps(log: MemoryLog, trainer: TrainerWorker, num: int) -> None:

@@ -174,7 +174,7 @@ def test_answers_are_not_mixed_up(tmp_path: Path, kind: str) -> None:
         assert [Judgement(reward=float(number)) for number in range(16)] == found
 
 
-def test_the_memory_limit_where_the_kernel_sets_none(tmp_path: Path) -> None:
+def test_the_memory_limit_where_the_kernel_sets_none() -> None:
     """The fallback: a thread that watches the peak."""
     code = (
         "from program import limit_memory\nimport time\n"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from rlstreams.up.supervisor.run import interrupts
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

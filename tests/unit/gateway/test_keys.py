@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstreams.workers.gateway.keys import Keys, key_of, shown
+from rlstreams.workers.gateway.keys import Keys, key_of
 from rlstreams.workers.gateway.port import CallRefusedError
 
 NOW_S = 1_000_000
@@ -23,7 +23,7 @@ def test_a_gateway_that_forgot_everything_knows_the_session(session_id: str, sta
     """All that it needs is in the key; and that stands in a path and in a header."""
     key = KEYS.make(session_id, start, NOW_S + 1)
     read = Keys("secret", clock=lambda: NOW_S).read(key)
-    assert (read.session_id, read.start, read.expires_s) == (session_id, start, NOW_S + 1)
+    assert (read.session_id, read.start) == (session_id, start)
     assert set(key) <= {*string.ascii_letters, *string.digits, "-", "_"}
 
 
@@ -70,9 +70,3 @@ def test_a_key_is_carried_in_four_ways(headers: dict[str, str], path: str, key: 
 def test_no_key_is_refused() -> None:
     with pytest.raises(CallRefusedError, match="no API key"):
         key_of({"authorization": "Bearer "})
-
-
-def test_what_a_log_says_of_a_key_does_not_open_it() -> None:
-    key = KEYS.make("g/0", 0, NOW_S + 1)
-    assert shown(key) == shown(key) != shown(KEYS.make("g/0", 1, NOW_S + 1))
-    assert shown(key) not in key

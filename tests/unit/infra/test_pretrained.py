@@ -168,7 +168,7 @@ def test_a_base_model_learns_the_form_and_is_evaluated(folder: Path, tmp_path: P
     assert other["kl"] > 0
 
 
-def test_loss_is_on_the_solution_and_its_end(folder: Path, tmp_path: Path) -> None:
+def test_loss_is_on_the_solution_and_its_end(folder: Path) -> None:
     """And a template that continues otherwise than it asks is refused by its texts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = warm_up.TEMPLATE.read_text("utf-8").strip()
@@ -258,8 +258,9 @@ def test_two_runs_fit_one_gpu() -> None:
     assert check.level == Level.OK, check
 
 
-def test_the_driver_adds_up_what_there_is(tmp_path: Path) -> None:
+def test_the_driver_adds_up_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that has no model yet has its curve alone; what was not asked for is not there."""
+    monkeypatch.setattr(pretrained, "hardware", dict)  # asked of a process that imports torch
     args = pretrained.parse(["--folder", str(tmp_path), "--runs", "seed0"])
     for name, content in (("warm", {"a": 1}), ("seed0", {"curve": [1]}), ("seed1", {"curve": []})):
         (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
@@ -327,11 +328,11 @@ def test_the_picture_shows_what_was_trained(tmp_path: Path) -> None:
     (tmp_path / "k.json").write_text(json.dumps(told), encoding="utf-8")
     words = [str(tmp_path / name) for name in ("r.json", "p.png", "b.json")]
     pictures = []
-    for given in (words[:2], words, [str(tmp_path / "k.json"), words[1]]):
+    for given in (words, [str(tmp_path / "k.json"), words[1]]):
         assert pretrained_picture.main(given) == 0
         pictures.append((tmp_path / "p.png").read_bytes())
     assert all(picture.startswith(b"\x89PNG") for picture in pictures)
-    assert len(set(pictures)) == 3
+    assert len(set(pictures)) == 2
 
 
 def test_a_run_is_as_its_example_says() -> None:

@@ -92,7 +92,7 @@ def test_a_list_says_what_became_of_a_sample_and_where_or_why() -> None:
     """On a narrow terminal too; as the page's rows do, of which this is the column's text."""
     found = {name: lineage_of(name).after for name in ("1/0", "1/1", "2/0", "4/0", "4/1")}
     expected = {
-        "1/0": "step 2", "1/1": f"left out: {lineage_of('1/1').absent}", "2/0": "dropped: stale",
+        "1/0": "step 2", "1/1": "left out: reward", "2/0": "dropped: stale",
         "4/0": f"dead-lettered: {lineage_of('4/0').letters[0].event.reason}", "4/1": "scored",
     }  # fmt: skip
     assert expected == found

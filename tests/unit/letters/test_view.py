@@ -65,7 +65,6 @@ def test_the_fate_of_a_group_does_not_depend_on_which_topic_is_read_first(
         "9": "never issued",
     } == fates
     assert view.ledger.at_target
-    assert ("1", "2", "3") == view.dropped_groups
 
 
 def test_letters_keep_their_place_and_size_but_not_their_bytes() -> None:

@@ -87,7 +87,7 @@ def test_a_partition_keeps_its_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("speed", "seconds"), [(1.0, 19.0), (10.0, 1.9), (math.inf, 0.0)])
-def test_the_recorded_pace_is_kept_or_scaled(tmp_path: Path, speed: float, seconds: float) -> None:
+def test_the_recorded_pace_is_kept_or_scaled(speed: float, seconds: float) -> None:
     """Twenty records, a second apart."""
     raws = [
         raw_of(factories.heartbeat(), n, timestamp_ms=factories.NOW_MS + 1000 * n)

@@ -52,7 +52,7 @@ def test_a_replay_says_what_it_wrote() -> None:
     )
 
 
-def test_scores_again_say_what_was_equal(capsys: Said) -> None:
+def test_scores_again_say_what_was_equal() -> None:
     """And of how many versions there are weights."""
     made = ScoreReplay(num_known=3, scores=Summary(event="", num_equal=1))
     weights, scores = made.lines()

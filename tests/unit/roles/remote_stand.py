@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -148,9 +147,3 @@ class World:
     def end(self) -> None:
         self.loop.close()
         self.threads.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from rlstreams.streams.broker.ports import free_port
 from rlstreams.workers.config.agents import GatewaySection
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
-from tests.unit.roles.remote_stand import Answer, Session, World, free_port, post
+from tests.unit.roles.remote_stand import Answer, Session, World, post
 from tests.unit.roles.sessions_stand import recorded
 
 

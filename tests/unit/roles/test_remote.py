@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rlstreams.schemas.events import OutcomeReported
+from rlstreams.streams.broker.ports import free_port
 from rlstreams.streams.log.topics import (
     OUTCOMES,
     TOPICS,
@@ -22,7 +23,7 @@ from rlstreams.workers.config.agents import AgentSection, GatewaySection
 from rlstreams.workers.engines.base import GeneratedSegment, SampleRequest
 from rlstreams.workers.gateway.keys import Keys
 from rlstreams.workers.rollout.sessions import ConfiguredAgent
-from tests.unit.roles.remote_stand import TIMEOUT_S, Session, World, free_port, post
+from tests.unit.roles.remote_stand import TIMEOUT_S, Session, World, post
 from tests.unit.roles.sessions_stand import SECRET, Client, ScriptedAgent, recorded
 from tests.unit.roles.stand import make_prompt
 

@@ -78,7 +78,6 @@ def test_counts_and_open_samples_are_those_of_the_whole_log(seed: int) -> None:
     assert samples.counts["to_roll_out"] == len(waiting)
     assert samples.counts["issued"] == len(plain.prompts)
     assert samples.counts["rolled_out"] == len(plain.trajectories)
-    assert samples.counts["rolled_out_to_train"] == len(plain.trajectories.keys() & training)
     assert samples.counts["scored"] == len(plain.scores)
     assert samples.counts["scorable"] == len(done - early)
     assert samples.counts["closed"] == len((done - early) & closed)

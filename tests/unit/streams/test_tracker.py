@@ -18,10 +18,8 @@ from rlstreams.streams.log.done_set import (
     encode_done,
     tries_of,
 )
-from rlstreams.streams.log.record import Committed, Partition, Position, RawRecord
+from rlstreams.streams.log.record import Committed, Position, RawRecord
 from rlstreams.streams.log.tracker import PartitionTracker
-
-P = Partition("prompts", 0)
 
 
 def make_record(*offsets: int) -> RawRecord:

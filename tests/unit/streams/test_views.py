@@ -147,16 +147,6 @@ def test_an_answer_whose_tokens_are_none_ends_no_view(ids: Tensor) -> None:
     assert (1, 1) == (problem.then.policy_version, problem.now.policy_version)
 
 
-def test_a_problem_that_was_learnt_comes_first() -> None:
-    """Wrong then and right now; the others by row."""
-    view = AnswersView()
-    for row, reward in enumerate((1.0, 0.0, 0.0)):
-        view.apply(answer(0, row=row, reward=reward))
-    assert [0, 1, 2] == [problem.row for problem in view.state.ranked]
-    view.apply(answer(2, row=1, reward=1.0))
-    assert [1, 0, 2] == [problem.row for problem in view.state.ranked]
-
-
 def test_finished_pulls_are_summed() -> None:
     view = Views()
     view.apply(pull_requested(2))

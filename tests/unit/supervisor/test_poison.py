@@ -27,7 +27,6 @@ from tests.factories import (
 )
 
 GROUP_SIZE = 4
-WINDOW = 12
 
 
 class Watch(PoisonWatch):

@@ -44,8 +44,6 @@ from tests.factories import (
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
 
-WAIT_S = 20.0
-
 
 def make_bus() -> MemoryBus:
     log = made_log()

@@ -23,6 +23,8 @@ from rlstreams.workers.trainer.intake.groups import DeadSample, PolicySegment, S
 from rlstreams.workers.trainer.learn.advantage import advantages_by
 from rlstreams.workers.trainer.learn.cutting import planned_cut
 from rlstreams.workers.trainer.learn.packing import Batch, pack
+from rlstreams.workers.trainer.training.training import Training
+from rlstreams.workers.weights.layout import weight_hash
 
 VOCAB_SIZE = 12
 
@@ -183,3 +185,10 @@ class TinyModel(nn.Module):
         q, k, v = (part[:, None] for part in self.mix(x_BTH).chunk(3, dim=-1))
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
         return SimpleNamespace(logits=self.head(x_BTH + mixed[:, 0]))
+
+
+def learned(training: Training, seeds: range) -> str:
+    """The hash after a step for each seed."""
+    for seed in seeds:
+        training.learner.step(batch_of(random_samples(8, seed)))
+    return weight_hash(training.learner.weights())

@@ -66,7 +66,8 @@ def test_a_follower_sums_what_a_delta_changed_and_no_more(
 def test_a_flipped_bit_in_memory_is_found(filled: Path, name: str) -> None:
     """Also in a word that no delta changes, of a version that was right when it was read."""
     held = read(filled, 2)
-    for place in range(held.tensors[name].numel()):
+    num = held.tensors[name].numel()
+    for place in range(0, num, 1 + num // 40):  # of 2,112 every 53rd: in rows that move, and not
         tensors = {other: tensor.clone() for other, tensor in held.tensors.items()}
         pieces_of(tensors[name])[0][place] ^= 1
         with pytest.raises(WeightError, match=r"v00000003-.*policy version 3"):

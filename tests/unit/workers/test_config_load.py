@@ -162,6 +162,7 @@ def test_bad_files_are_refused(tmp_path, text, message):
         (["--trainer.stps", "3"], r"override --trainer.stps: .* did you mean trainer.steps\?"),
         (["trainer=3"], "trainer is a table, got 3"),
         (["trainer.steps.more=3"], "unknown field trainer.steps.more"),
+        (["weights.window_s=0.1"], "weights.window_s is no field any more: leave it out"),
         (["trainer.steps=0"], "override --trainer.steps: trainer.steps must be above 0, got 0"),
         (["trainer.loss.kl_coef=-1"], "trainer.loss.kl_coef must be 0 or above, got -1"),
         (["logprob.reference=other"], "logprob.reference is .*other', but trainer.loss.kl_coef is"),
@@ -261,7 +262,8 @@ def test_a_recorded_configuration_is_what_was_computed_with():
     del tree["trainer"]["loss"]["clip_dual"], tree["trainer"]["loss"]["lone"]
     del tree["trainer"]["shared_prefixes"], tree["logprob"]["shared_prefixes"]
     tree["trainer"]["group_deadline_s"] = 600.0
-    tree["weights"] |= {"hold_s": 10.0, "snapshot": "none"}  # which nothing reads any more
+    # These nothing reads any more.
+    tree["weights"] |= {"hold_s": 10.0, "window_s": 0.1, "snapshot": "none"}
     tree["engine"]["routers"], tree["deadlines"]["fence_s"] = [], 35.0
     recorded = from_json(json.dumps(tree))
     assert (0.0, "reward") == (recorded.trainer.loss.clip_dual, recorded.trainer.loss.lone)

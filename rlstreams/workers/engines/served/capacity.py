@@ -108,7 +108,7 @@ class Capacity:
             self._drain(in_flight)
             return
         if self._preempted > max(1.0, TOLERATED * self._limit):
-            self._cut(self._limit, "preempted")
+            self._cut(self._limit)
             return
         if self._answers >= self._limit:
             self._preempted = self._answers = 0
@@ -132,7 +132,7 @@ class Capacity:
         if self._drains_from is not None:
             self._drain(in_flight)
         elif self._preempted > max(1.0, TOLERATED * self._limit):
-            self._cut(gauges.num_running, "preempted")
+            self._cut(gauges.num_running)
         elif self._num_queued >= TWICE and gauges.num_running:
             seats = gauges.num_running * (1 + QUEUED)
             if seats < self._limit:
@@ -142,8 +142,8 @@ class Capacity:
         self.num_preemptions += number
         self._preempted += number
 
-    def _cut(self, num_running: float, why: str) -> None:
-        self._to(min(KEPT * self._limit, max(num_running, AT_ONCE * self._limit)), why)
+    def _cut(self, num_running: float) -> None:
+        self._to(min(KEPT * self._limit, max(num_running, AT_ONCE * self._limit)), "preempted")
 
     def _to(self, limit: float, why: str) -> None:
         self._limit, self.why = max(min(LEAST, self._most), limit), why

@@ -226,9 +226,9 @@ def redo(
     training: Training,
     compute: Compute,
     *,
-    while_waiting: Callable[[int], None] = lambda _: None,
-    used: Callable[[Sequence[RawRecord]], None] = lambda _: None,
-    stop_at_unequal: bool = False,
+    while_waiting: Callable[[int], None],
+    used: Callable[[Sequence[RawRecord]], None],
+    stop_at_unequal: bool,
 ) -> Resumable[Redone]:
     """Redo the ledger's steps that the weights lack.
 
