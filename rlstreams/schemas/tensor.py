@@ -18,7 +18,7 @@ MAX_AXES = 16
 _ZSTD_LEVEL = 1
 _NUMPY = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
 # In both byte orders. numpy makes a dtype's name anew each time it is asked, in 2.5 us.
-_NAMES = {dtype.newbyteorder(order): name for name, dtype in _NUMPY.items() for order in "<>"}
+_NAMES = {dtype: name for name, own in _NUMPY.items() for dtype in (own, own.newbyteorder())}
 
 
 class TensorError(ValueError):
