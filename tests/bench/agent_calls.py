@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import aiohttp
 import numpy as np
+import torch
 
 from rlstreams.schemas.events import CallCommitted, SessionClosed
 from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -349,6 +350,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="a worker of --workers")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # as roles do: the table's own threads would spin beside the gateway
     if args.one:
         print(json.dumps(one_of(args.seconds)))  # noqa: T201
         return
