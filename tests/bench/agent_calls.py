@@ -74,6 +74,7 @@ class TimedEngine(EndsTurns):
 
     def __init__(self, slots: int = SLOTS) -> None:
         super().__init__()
+        torch.set_num_threads(1)  # as roles do: further ones would spin beside the gateway
         self.capacity = self.max_capacity = slots
         self.took_s: dict[str, float] = {}
 
@@ -350,7 +351,6 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="a worker of --workers")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # as roles do: the table's own threads would spin beside the gateway
     if args.one:
         print(json.dumps(one_of(args.seconds)))  # noqa: T201
         return
