@@ -17,6 +17,8 @@ CODECS = ("raw", "zstd")
 MAX_AXES = 16
 _ZSTD_LEVEL = 1
 _NUMPY = {name: np.dtype(name).newbyteorder("<") for name in DTYPES}
+# In both byte orders. numpy makes a dtype's name anew each time it is asked, in 2.5 us.
+_NAMES = {dtype: name for name, own in _NUMPY.items() for dtype in (own, own.newbyteorder())}
 
 
 class TensorError(ValueError):
@@ -43,15 +45,16 @@ class Tensor:
         Raises:
             TensorError: a dtype or codec that the wire does not know.
         """
-        if array.dtype.name not in DTYPES:
+        name = _NAMES.get(array.dtype)
+        if name is None:
             raise TensorError(f"tensor dtype must be one of {DTYPES}, got {array.dtype.name!r}")
-        flat = np.ascontiguousarray(array, _NUMPY[array.dtype.name])
+        flat = np.ascontiguousarray(array, _NUMPY[name])
         data: Buffer = memoryview(flat.reshape(-1)).cast("B") if flat.size else b""
         if codec == "zstd":
             data = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
         elif codec != "raw":
             raise TensorError(f"tensor codec must be one of {CODECS}, got {codec!r}")
-        return cls(dtype=flat.dtype.name, shape=tuple(array.shape), codec=codec, data=data)
+        return cls(dtype=name, shape=array.shape, codec=codec, data=data)
 
     def numpy(self) -> npt.NDArray[Any]:
         """The array with its shape; of a decoded record it is read-only, and a view where raw.

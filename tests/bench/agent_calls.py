@@ -8,7 +8,8 @@ Rows: calls at a steady rate, each session waiting for its next tick, whatever c
 many as go. `direct` calls the sessions in the process, `http` is a client of the gateway in a
 thread of its own. Each record carries a request of 12 kB that zstd cannot shrink. `cpu_ms` is CPU
 of a call by thread: the gateway (with sessions and agents), the role, the table that stands for an
-engine, the client of HTTP, all others (Kafka's client), and the broker.
+engine, the client of HTTP, all others (Kafka's client), and the broker. Each row is a run of its
+own: a worker that starts reads what its log holds of calls. Nobody else reads them meanwhile.
 
 With `--workers N` only CPU is measured, over logs in memory, for which no broker is started: of one
 worker, and of N side by side, each a process with a gateway of its own.
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import aiohttp
 import numpy as np
+import torch
 
 from rlstreams.schemas.events import CallCommitted, SessionClosed
 from rlstreams.streams.broker.embedded import EmbeddedBroker
@@ -44,8 +46,9 @@ from rlstreams.streams.kafka.admin import apply
 from rlstreams.streams.kafka.bus import KafkaBus
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import decoded
+from rlstreams.streams.log.record import RawRecord
 from rlstreams.streams.log.topic_plan import TopicPlan
-from rlstreams.streams.log.topics import CALLS
+from rlstreams.streams.log.topics import CALLS, TRAJECTORIES
 from rlstreams.workers.engines.base import SampleRequest, Sampling
 from rlstreams.workers.engines.thread import EngineThread
 from rlstreams.workers.engines.turn import whole_turn
@@ -71,6 +74,7 @@ class TimedEngine(EndsTurns):
 
     def __init__(self, slots: int = SLOTS) -> None:
         super().__init__()
+        torch.set_num_threads(1)  # as roles do: further ones would spin beside the gateway
         self.capacity = self.max_capacity = slots
         self.took_s: dict[str, float] = {}
 
@@ -160,12 +164,11 @@ class Row:
         self._stand.issue(group, num)
         agent = ScriptedAgent(lambda client: self._session(client, num))
         loop = worker_of(self._stand, engine, agent, max_calls=1_000_000)
-        closed: list[SessionClosed] = []
-        reader = self._stand.bus().reader(self._stand.bus().ends(CALLS.name))
+        closed: list[RawRecord] = []
+        reader = self._stand.bus().reader(self._stand.bus().ends(TRAJECTORIES.name))
 
         def is_done() -> bool:
-            events = [decoded(raw).event for raw in reader.poll(1000, 0.0)]
-            closed.extend(e for e in events if isinstance(e, SessionClosed))
+            closed.extend(reader.poll(1000, 0.0))  # committed with their sessions' closes
             return len(closed) == num
 
         cpu = Cpu(self._broker)
@@ -363,18 +366,22 @@ def main() -> None:
         state = broker.start()
         bootstrap, pid = state.bootstrap, state.pid
         try:
-            stand = OnBroker(bootstrap, "bench", Path(folder) / "run")
-            stand.publish(0)
-            Row(stand, "direct", 0, WARM_UP / 100, pid).measured()
-            rows = [Row(stand, "bare", 0, args.seconds, pid).bare()]
+
+            def made(name: str) -> OnBroker:
+                stand = OnBroker(bootstrap, name, Path(folder) / name)
+                stand.publish(0)
+                return stand
+
+            Row(made("warm-up"), "direct", 0, WARM_UP / 100, pid).measured()
+            rows = [Row(made("bare"), "bare", 0, args.seconds, pid).bare()]
             rows += [
-                Row(stand, how, rate, args.seconds, pid).measured()
+                Row(made(f"{how}-{rate}"), how, rate, args.seconds, pid).measured()
                 for how in ("direct", "http")
                 for rate in (*RATES, 0)
             ]
             for row in rows:
                 print(json.dumps(row))  # noqa: T201
-            kill = saved(stand)
+            kill = saved(made("kill"))
             print(json.dumps(kill))  # noqa: T201
         finally:
             broker.stop()

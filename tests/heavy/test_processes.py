@@ -86,13 +86,14 @@ def test_help_is_quick():
             "torch transformers confluent_kafka kafka rich matplotlib msgspec numpy pyarrow",
         ),
         (f"from rlstreams.__main__ import main; main(['doctor', {str(DEMO)!r}])", "torch"),
+        ("import rlstreams.up.supervisor.up", "torch aiohttp starlette"),
         (
             "from rlstreams.workers.model.tokenizer import Tokenizer; "
             f"Tokenizer({str(DEMO_MODEL)!r})",
             "torch transformers jinja2",
         ),
     ],
-    ids=["help", "doctor", "tokenizer"],
+    ids=["help", "doctor", "up", "tokenizer"],
 )
 def test_nothing_heavy_is_imported(program: str, heavy: str) -> None:
     """Nothing that takes seconds is between a user and an answer, or a role and its start."""

@@ -19,6 +19,7 @@ from rlstreams.schemas.events import NO_VERSION, WorkerReport
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.bootstrap import model_server, served
+from rlstreams.workers.bootstrap.addresses import own_urls
 from rlstreams.workers.engines.served.engine import ServedEngine
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.server import worker as role_module
@@ -53,7 +54,7 @@ class Run:
             folder, model__path=model_folder(folder), rollout__engine="vllm",
             engine__python=python, engine__silent_s=30, engine__start_s=START_S,
         )  # fmt: skip
-        self.urls = model_server.own_urls(self.stand.config)
+        self.urls = own_urls(self.stand.config)
         self.log = folder / "logs" / "vllm-0.log"
         self.ends: list[str] = []
         self._stop = threading.Event()

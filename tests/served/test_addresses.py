@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.bootstrap.model_server import own_urls
+from rlstreams.workers.bootstrap.addresses import own_urls
 from rlstreams.workers.bootstrap.served import report_listener_of
 from rlstreams.workers.bootstrap.weights import weight_server
 from rlstreams.workers.config.load import load

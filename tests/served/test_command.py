@@ -8,6 +8,7 @@ import pytest
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.bootstrap import model_server, served
+from rlstreams.workers.bootstrap.addresses import own_urls
 from rlstreams.workers.bootstrap.model_server import Where, command_of
 from rlstreams.workers.config.load import load
 from rlstreams.workers.engines.served.command import StartCommand
@@ -204,7 +205,7 @@ async def test_servers_are_dealt_to_workers_like_cards(tmp_path: Path, is_named:
 def test_all_processes_of_a_run_know_the_same_addresses(tmp_path: Path) -> None:
     """`up` chooses free ports once and says them; without it they have to be named."""
     config = context_of(tmp_path, "rollout", 0, "engine.port=0", "engine.servers=3").config
-    chosen = model_server.own_urls(config)
+    chosen = own_urls(config)
     assert 3 == len({*chosen})
     context = Context(
         config=config, bus=MemoryBus(made_log("demo"), "demo"), role="server", ordinal=2,

@@ -15,8 +15,9 @@ import pytest
 from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.fleet import num_workers
+from rlstreams.workers.bootstrap.addresses import own_urls
 from rlstreams.workers.bootstrap.judge_server import is_judge
-from rlstreams.workers.bootstrap.model_server import make_server_role, own_urls
+from rlstreams.workers.bootstrap.model_server import make_server_role
 from rlstreams.workers.config.load import check_secrets, load, load_with_origins
 from rlstreams.workers.config.reward import judged_by_server
 from rlstreams.workers.config.run import RunConfig

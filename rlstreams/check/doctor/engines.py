@@ -74,7 +74,7 @@ def installed(config: RunConfig, *, has_model: bool) -> Check:
 
 def _ports(config: RunConfig, host: Host) -> Check:
     """Whether each server can have its port; that of a run that is up is its own."""
-    from rlstreams.workers.bootstrap.model_server import port_of
+    from rlstreams.workers.bootstrap.addresses import port_of
     from rlstreams.workers.engines.served.facts import Kind
 
     if not config.engine.port and host.is_alone:

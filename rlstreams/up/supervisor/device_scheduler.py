@@ -24,7 +24,6 @@ from rlstreams.up.supervisor.fleet import GRACE_S, Fleet, FleetPlace
 from rlstreams.up.supervisor.shifts import Demand, next_role, why_recall
 from rlstreams.up.supervisor.spawner import WorkerChild
 from rlstreams.up.supervisor.watcher import Watcher
-from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.control import PAUSED
@@ -41,7 +40,7 @@ class DeviceScheduler(Closing):
 
     def __init__(self, config: RunConfig, fleet: Fleet, watcher: Watcher, bus: Bus) -> None:
         self._config = config
-        self._judge = f"server-{num_started(config)}"
+        self._judge = f"server-{config.num_started}"
         self._fleet = fleet
         self._watcher = watcher
         self._bus = bus

@@ -18,7 +18,6 @@ from rlstreams.streams.process.child import TAIL_LINES
 from rlstreams.up.supervisor.progress import Progress
 from rlstreams.up.supervisor.restart import Action, Decision, Exited, RestartPolicy, described
 from rlstreams.up.supervisor.spawner import LIGHT_ROLES, Spawner, WorkerChild, WorkerSpec
-from rlstreams.workers.bootstrap.judge_server import num_started
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.runtime import Exit
 
@@ -355,7 +354,7 @@ def num_workers(config: RunConfig) -> dict[str, int]:
     return {
         "prompts": 1,
         "rollout": config.rollout.workers,
-        "server": num_started(config) + bool(config.judge.model),
+        "server": config.num_started + bool(config.judge.model),
         "logprob": config.logprob.workers,
         "trainer": 1,
     }

@@ -41,8 +41,8 @@ from rlstreams.up.supervisor.scale import Scale
 from rlstreams.up.supervisor.spawner import make_spawner
 from rlstreams.up.supervisor.summary import audited, program_name, show, summarize
 from rlstreams.up.supervisor.watcher import Watcher
+from rlstreams.workers.bootstrap.addresses import own_urls
 from rlstreams.workers.bootstrap.config_file import configured, refuse_other_run, refuse_place
-from rlstreams.workers.bootstrap.model_server import own_urls
 from rlstreams.workers.bootstrap.parts import (
     bootstrap_of,
     client_options,

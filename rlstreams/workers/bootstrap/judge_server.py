@@ -39,12 +39,7 @@ def is_judge(context: Context) -> bool:
     config, is_server = context.config, context.role == "server"
     if not is_server or not config.judge.model or context.is_joined:
         return False
-    return context.ordinal == num_started(config)
-
-
-def num_started(config: RunConfig) -> int:
-    """Servers that are started to sample from."""
-    return 0 if config.engine.urls else config.num_servers
+    return context.ordinal == config.num_started
 
 
 def command_of_judge(config: RunConfig, port: int = 0) -> tuple[StartCommand, str]:

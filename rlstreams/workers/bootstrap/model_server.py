@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rlstreams.streams.broker.ports import free_ports
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
-from rlstreams.workers.bootstrap.judge_server import is_judge, make_judge_role, num_started
-from rlstreams.workers.config.checks import check_address
+from rlstreams.workers.bootstrap.addresses import own_urls
+from rlstreams.workers.bootstrap.judge_server import is_judge, make_judge_role
 from rlstreams.workers.config.engine import NAMED_CACHE, VISIBLE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.run import RunConfig
@@ -107,21 +106,6 @@ def server_urls(context: Context) -> Sequence[str]:
     return own_urls(config)
 
 
-def own_urls(config: RunConfig) -> Sequence[str]:
-    """Addresses of the servers that a run starts: chosen now, where no port is named.
-
-    Raises:
-        ConfigError: no such address here, or a port above 65535.
-    """
-    engine, number = config.engine, num_started(config)
-    if number:
-        check_address("engine.host", engine.host)
-    ports = [port_of(config, n) for n in range(number)]
-    if not engine.port:
-        ports = free_ports(number, engine.host)
-    return [f"http://{engine.host}:{port}" for port in ports]
-
-
 def servers_of(context: Context) -> Sequence[str]:
     """Addresses of one rollout worker's servers; a worker that joined names its own."""
     urls = server_urls(context)
@@ -200,23 +184,6 @@ def found_server(config: RunConfig, kind: Kind) -> Where:
     except EngineError as err:
         raise ConfigError(str(err)) from err
     return Where(python=python, **found._asdict())
-
-
-def port_of(config: RunConfig, number: int) -> int:
-    """Port of one of the run's servers; 0: a free one is chosen.
-
-    Raises:
-        ConfigError: a port above 65535.
-    """
-    if not config.engine.port:
-        return 0
-    port = config.engine.port + number
-    if port >= 1 << 16:
-        raise ConfigError(
-            f"engine.port is {config.engine.port}: server {number} of the run would "
-            f"have port {port}, above 65535; set a lower one, or 0"
-        )
-    return port
 
 
 def server_log(folder: Path, kind: Kind, number: int) -> Path:

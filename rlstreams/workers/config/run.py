@@ -273,6 +273,11 @@ class RunConfig:
         return len(self.engine.urls) or self.rollout.workers * self.engine.servers
 
     @property
+    def num_started(self) -> int:
+        """Model servers that the run starts to sample from."""
+        return 0 if self.engine.urls else self.num_servers
+
+    @property
     def folder(self) -> str:
         """The run's folder."""
         return self.run.dir.replace("{id}", self.run.id)
@@ -345,9 +350,8 @@ class RunConfig:
         if not self.is_served:
             kind, _, number = self.rollout.device.partition(":")
             return used | ({int(number or 0)} if kind != "cpu" else set())
-        num_servers = 0 if self.engine.urls else self.rollout.workers * self.engine.servers
-        for server in range(num_servers):
-            named = self.engine.visible(server, num_servers)
+        for server in range(self.num_started):
+            named = self.engine.visible(server, self.num_started)
             names = list(gpus) if named is None else [n.strip() for n in named.split(",")]
             its = names[: self.engine.gpus_of_one]
             used |= {index for index, name in enumerate(gpus) if name in its}

@@ -17,12 +17,13 @@ async def whole_turn(engine: Engine, request: SampleRequest) -> list[GeneratedSe
         PromptTooLongError: no room for a single token.
         EngineError: as `Engine.generate`, or the engine ended the request without a segment.
     """
-    given = request.token_ids
-    segments: list[GeneratedSegment] = []
+    asked, segments = request, list[GeneratedSegment]()
     while not segments or segments[-1].finish_reason is FinishReason.ABORT:
         begun = len(segments)
-        so_far = np.concatenate([given, *(segment.token_ids for segment in segments)])
-        async for segment in engine.generate(replace(request, token_ids=so_far)):
+        if segments:
+            so_far = [request.token_ids, *(segment.token_ids for segment in segments)]
+            asked = replace(request, token_ids=np.concatenate(so_far))
+        async for segment in engine.generate(asked):
             segments.append(segment)
         if len(segments) == begun:
             raise EngineError(

@@ -150,9 +150,7 @@ class Dialogue:
             parsed=parsed,
             finish_reason=ended,
             prompt_tokens=len(prompt_ids),
-            tokens=tuple(
-                shared.tokenizer.decode([token], skip_special_tokens=False) for token in sampled_ids
-            ),
+            tokens=tuple(map(shared.tokenizer.text_of, sampled_ids)),
             logprobs=(),
             stopped_by="" if parsed.tool_calls else stopped_by,
             overruled=overruled_by(self._sampling, request.requested),
@@ -200,6 +198,6 @@ def of_record(recorded: CallCommitted) -> dict[str, Any]:
         "created_s": recorded.finished_at_ms // 1000,
         "is_trained": recorded.is_trained,
         "logprobs": tuple(
-            float(value) for part in logprobs if part is not None for value in part.numpy()
+            value for part in logprobs if part is not None for value in part.numpy().tolist()
         ),
     }

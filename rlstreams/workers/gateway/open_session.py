@@ -272,18 +272,16 @@ class OpenSession:
         answer = self._dialogue.read(
             request, prompt.token_ids, sampled.token_ids, sampled.is_cut, named
         )
-        draft = replace(
-            self.records.call(request, prompt, sampled, answer),
-            call_id=named,
-            request_hash=request_hash,
-            occurrence=one.occurrence,
-            received_at_ms=received_ms,
-        )
+        draft = self.records.call(request, prompt, sampled, answer)
         one.is_written = True
         load_ids = await self._load_ids(sampled)
         one.is_heard = one.num_listening > 0
         event = replace(
             draft,
+            call_id=named,
+            request_hash=request_hash,
+            occurrence=one.occurrence,
+            received_at_ms=received_ms,
             segments=sampled.events(load_ids.__getitem__, self._sampling),
             ordinal=next(self._ordinals),
             finished_at_ms=now_ms(),

@@ -57,6 +57,7 @@ class Tokenizer:
         self._options = dict(options or {})
         self._compiled: Any = None  # the chat template, at its first use
         self._content = content
+        self._texts: dict[int, str] = {}  # of single tokens
         self._plain: Any = None  # the same without special tokens, at its first use
         self.bos_id = self._special_id("bos_token")
         """Begins a sequence; None: the model has none."""
@@ -102,6 +103,12 @@ class Tokenizer:
         """The id of a token as the vocabulary writes it; None: there is none."""
         token_id: int | None = self._core.token_to_id(token)
         return token_id
+
+    def text_of(self, token_id: int) -> str:
+        """The text of one token; each is made once."""
+        if (text := self._texts.get(token_id)) is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
 
     def encode_piece(self, text: str, *, literal: bool = False) -> list[int]:
         """The tokens of a piece of a text, with nothing added around them.

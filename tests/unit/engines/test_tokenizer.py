@@ -43,6 +43,8 @@ def test_the_demo_tokenizer() -> None:
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode([*ids, 2]) == text
     assert tokenizer.decode([*ids, 2], skip_special_tokens=False) == text + "<eos>"
+    assert [tokenizer.text_of(token) for token in [*ids, 2]] == [*"7+", "18", *"+3=", "<eos>"]
+    assert tokenizer.text_of(ids[2]) is tokenizer.text_of(ids[2]), "a token's text is made once"
     content = (DEMO_MODEL / "tokenizer.json").read_bytes()
     assert tokenizer.hash == hashlib.sha256(content).hexdigest()
 

@@ -27,8 +27,10 @@ class UnknownVersionError(AnswerError):
     """Tokens came from weights that this process did not load."""
 
 
-def check_tokens(answer: Answer, request: GenerateRequest, shape: ModelShape) -> None:
-    """Check ids, log-probs and end; an AnswerError names field and position."""
+def checked_tokens(
+    answer: Answer, request: GenerateRequest, shape: ModelShape
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Ids and log-probs, checked as the end is; an AnswerError names field and position."""
     num_tokens = len(answer.token_ids)
     if len(answer.logprobs) != num_tokens:
         raise AnswerError(f"logprobs has {len(answer.logprobs)} entries for {num_tokens} tokens")
@@ -55,6 +57,7 @@ def check_tokens(answer: Answer, request: GenerateRequest, shape: ModelShape) ->
         raise AnswerError(
             f"finish_reason is stop, but the last token {last} is none of {sorted(shape.eos_ids)}"
         )
+    return ids, logprobs
 
 
 def _first_not_int(answer: Answer) -> int:
@@ -126,7 +129,7 @@ def cut(
         AnswerError: an impossible field.
         UnknownVersionError: a version that the server was not given.
     """
-    check_tokens(answer, request, shape)
+    ids, logprobs = checked_tokens(answer, request, shape)
     check_spans(spans, len(answer.token_ids))
     unknown = [span.label for span in spans if span.label not in labels]
     if unknown:
@@ -150,8 +153,8 @@ def cut(
             )
         segments.append(
             GeneratedSegment(
-                token_ids=np.array(answer.token_ids[span.start : span.end], np.int32),
-                logprobs=np.array(answer.logprobs[span.start : span.end], np.float32),
+                token_ids=np.array(ids[span.start : span.end], np.int32),
+                logprobs=np.array(logprobs[span.start : span.end], np.float32),
                 policy_version=labels[span.label].policy_version,
                 weight_hash=labels[span.label].weight_hash,
                 finish_reason=ends if number + 1 == len(kept) else FinishReason.POLICY_CHANGED,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlstreams.workers.gateway.canonical import answer_message, plain, plain_tool
 from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
-from rlstreams.workers.gateway.http.wire import Body, bad, with_headers
+from rlstreams.workers.gateway.http.wire import Body, bad, said_by
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Tool
 
 MAX_CHOICES = 16
@@ -60,10 +60,10 @@ class Chat:
             requested=body.requested(SAMPLING),
             constrained=constrained or _constraint(body),
             model=body.text("model"),
+            **said_by(headers),
         )
-        call = with_headers(call, headers)
-        calls = tuple(replace(call, choice=choice) for choice in range(choices))
-        return ParsedRequest(calls=calls, is_stream=body.flag("stream"), body=body)
+        others = (replace(call, choice=choice) for choice in range(1, choices))
+        return ParsedRequest(calls=(call, *others), is_stream=body.flag("stream"), body=body)
 
     def answer(
         self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str

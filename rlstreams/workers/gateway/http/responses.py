@@ -9,7 +9,7 @@ from typing import Any
 from rlstreams.workers.gateway.canonical import plain, plain_tool
 from rlstreams.workers.gateway.http.chat import Chat
 from rlstreams.workers.gateway.http.dialect import ParsedRequest, event
-from rlstreams.workers.gateway.http.wire import Body, bad, with_headers
+from rlstreams.workers.gateway.http.wire import Body, bad, said_by
 from rlstreams.workers.gateway.port import CallAnswer, CallRefusedError, CallRequest, Message, Tool
 
 _SAMPLING = ("temperature", "top_p", "reasoning", "verbosity", "service_tier")
@@ -47,10 +47,9 @@ class Responses:
             requested=body.requested(_SAMPLING),
             constrained=constrained or _constraint(body),
             model=body.text("model"),
+            **said_by(headers),
         )
-        return ParsedRequest(
-            calls=(with_headers(call, headers),), is_stream=body.flag("stream"), body=body
-        )
+        return ParsedRequest(calls=(call,), is_stream=body.flag("stream"), body=body)
 
     def answer(
         self, asked: ParsedRequest, answers: Sequence[CallAnswer], model: str

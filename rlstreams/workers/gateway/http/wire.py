@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from rlstreams.workers.gateway.port import CallRefusedError, CallRequest
+from rlstreams.workers.gateway.port import CallRefusedError
 
 IS_TRAINED = "x-rlstreams-is-trained"
 _IDEMPOTENCY_KEY = "idempotency-key"
@@ -110,18 +109,17 @@ class Body:
         return (choice.get("type") if isinstance(choice, dict) else choice) in ("required", "any")
 
 
-def with_headers(call: CallRequest, headers: Mapping[str, str]) -> CallRequest:
-    """The request with what its headers say, alike in every dialect.
+def said_by(headers: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a `CallRequest` that its headers say, alike in every dialect.
 
     Raises:
         CallRefusedError: 400; a header has a value that it cannot have.
     """
-    return replace(
-        call,
-        retry=_retry_of(headers),
-        idempotency_key=headers.get(_IDEMPOTENCY_KEY, ""),
-        is_trained=_is_trained_of(headers),
-    )
+    return {
+        "retry": _retry_of(headers),
+        "idempotency_key": headers.get(_IDEMPOTENCY_KEY, ""),
+        "is_trained": _is_trained_of(headers),
+    }
 
 
 def _retry_of(headers: Mapping[str, str]) -> int | None:
