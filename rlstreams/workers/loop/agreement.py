@@ -161,14 +161,14 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def own_code(config: RunConfig) -> dict[str, str]:
-    """Source text of the user's loss and advantage on this host, by `FIELD: PATH`; see
+    """Source text of the user's functions that train, on this host, by `FIELD: PATH`; see
     `TrainerStarted.code`.
 
     Raises:
         ConfigError: it cannot be recorded: see `source_texts`.
     """
     found: dict[str, str] = {}
-    for field, name, _ in config.trainer.loss.own():
+    for field, name, _ in config.trainer.own():
         found |= source_texts(field, name)
     return found
 
