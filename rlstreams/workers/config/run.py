@@ -267,6 +267,11 @@ class RunConfig:
         """Whether model servers sample, and not the workers themselves."""
         return self.rollout.engine != BUILTIN
 
+    def num_workers(self, role: str) -> int:
+        """Processes of a role, over all hosts: `workers` of its section, else one. Model servers
+        are counted by `num_servers`."""
+        return int(getattr(getattr(self, role, None), "workers", 1))
+
     @property
     def num_servers(self) -> int:
         """Model servers that the run samples from."""
