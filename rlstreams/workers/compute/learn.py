@@ -258,7 +258,7 @@ class Learner(LearnerState):
             self._published, self._states = {}, None
             with self.named():
                 by = update_of(self._section, self._code)
-                self._adam.update(lr, by, PREFIX, self._loss.value_lr)
+                self._adam.update(lr, PREFIX, self._loss.value_lr, by)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the hash, which comes next, would wait as long
             optimizer_s += time.monotonic() - updating_s

@@ -140,6 +140,6 @@ def test_a_parameter_of_16_bits_is_given_as_its_full_number(tmp_path: Path) -> N
     adam = Adam({"p": parameter})
     for _ in range(512):
         adam.take("p", torch.ones(3))
-        adam.update(2.0**-14, update_of(section, code))
+        adam.update(2.0**-14, by=update_of(section, code))
     assert parameter.tolist() == [1 - 2.0**-5] * 3
     assert adam.tensors().keys() == {f"p:{LOW}"}

@@ -196,11 +196,14 @@ class Adam:
             if not name.startswith(prefix):
                 slot.clear()
 
-    def update(self, lr: float, by: Update, prefix: str = "", own_lr: float = 0.0) -> None:
+    def update(
+        self, lr: float, prefix: str = "", own_lr: float = 0.0, by: Update = Parameter.adamw
+    ) -> None:
         """Update every parameter that has a gradient, and clear gradients.
 
         Args:
             prefix: of the names of parameters that learn at `own_lr`, by AdamW; "": none do.
+            by: the optimizer of the others.
 
         If `by` raises, some parameters are updated and others are not.
         """
