@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from typing import get_args
 
 from rlstreams.cli.named import configuration, opened
 from rlstreams.cli.options import CONFIG, LOG, CommandGroup, N, argument, command, one_of, option
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.workers.config.engine import Server
 
 GROUP = CommandGroup(
     "config", "what a configuration means: its fields, its loss, a server's command"
@@ -110,7 +112,7 @@ def loss(args: Namespace) -> int:
     of=GROUP,
     takes=CONFIG,
 )
-@argument("KIND", "which server", type=one_of("vllm", "sglang"))
+@argument("KIND", "which server", type=one_of(*get_args(Server)))
 @option(
     "--format",
     type=one_of("shell", "docker", "kubernetes"),
@@ -129,7 +131,7 @@ def server(args: Namespace) -> int:
     """print the complete start command of a model server"""
     from rlstreams.workers.bootstrap.model_server import Where, command_of, where_installed
     from rlstreams.workers.config.load import load
-    from rlstreams.workers.engines.served.facts import TESTED, Kind
+    from rlstreams.workers.engines.served.facts import Kind
 
     config, kind = load(*args.config), Kind(args.kind)
     if not config.model.path:
@@ -137,7 +139,7 @@ def server(args: Namespace) -> int:
     if args.format == "shell" and not args.server_version:
         where = where_installed(config, kind)
     else:
-        version = args.server_version or TESTED[kind][-1]
+        version = args.server_version or kind.tested[-1]
         where = Where(python=config.engine.python or "python3", version=version)
     url = f"http://{config.engine.host}:{config.engine.port or 8000}"
     command = command_of(config, kind, where, url, {})

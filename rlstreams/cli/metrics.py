@@ -149,8 +149,7 @@ def track(args: Namespace) -> int:
     config = configuration(*args.config, may_set="track")
     if not config.track.used:
         raise ConfigError(
-            "the section [track] names no tracker: set track.wandb.project, track.mlflow.uri, "
-            "track.trackio.project or track.tensorboard.folder"
+            f"the section [track] names no tracker: set {' or '.join(config.track.places.values())}"
         )
     stop = Stop()
     stop.on_signals()

@@ -98,7 +98,8 @@ class TrainerStarted:
     versions: dict[str, str]  # this code and the libraries that numerics depend on
     started_at_ms: int
     host: str = ""  # name of the machine or container; empty: of a release without this field
-    # Source text of the user's loss and advantage by `FIELD: PATH`, as in `hashes`: a redo runs it.
+    # Source text of the user's loss, advantage and optimizer by `FIELD: PATH`, as in `hashes`: a
+    # redo runs it.
     code: dict[str, str] = field(default_factory=dict)
 
 

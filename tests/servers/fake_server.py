@@ -21,6 +21,7 @@ from tests.servers.markov import Job, MarkovServer
 from tests.servers.sglang_routes import SglangRoutes
 from tests.servers.vllm_routes import VllmRoutes
 
+ROUTES = {"vllm": VllmRoutes, "sglang": SglangRoutes}  # by kind
 Spoil = Callable[[Answer], Answer]
 _DEADLINE_S = 60.0
 _STILL_S = 0.001
@@ -110,7 +111,7 @@ class FakeServer:
 
     async def _start(self) -> None:
         app = web.Application(middlewares=[self._note])
-        routes_of = VllmRoutes if self.kind == "vllm" else SglangRoutes
+        routes_of = ROUTES[self.kind]
         self.is_stuck = False
         app.add_routes(routes_of(self).routes())
         if self.has_plugin:

@@ -48,12 +48,9 @@ class Host:
         """Processes of `role` that run here; of a role by itself one."""
         if not self.has(role):
             return 0
-        counts = {
-            "rollout": config.rollout.workers,
-            "server": config.num_servers,
-            "logprob": config.logprob.workers,
-        }
-        return 1 if self.is_alone else counts.get(role, 1)
+        if self.is_alone:
+            return 1
+        return config.num_servers if role == "server" else config.num_workers(role)
 
 
 EVERYTHING = Host()

@@ -1,4 +1,4 @@
-"""The user's loss and advantage, called with made-up tokens before a run starts.
+"""The user's loss, advantage and optimizer, called with made-up numbers before a run starts.
 
 A process of its own does it: it imports torch, and code that hangs or ends its process costs no
 start.
@@ -24,13 +24,13 @@ LIMIT_S = 120.0  # of importing torch, loading the code, and two calls
 
 
 def own_code_check(config: RunConfig, limit_s: float = LIMIT_S) -> Check | None:
-    """Call the user's loss and advantage twice; None: both are ours.
+    """Call the user's functions that train twice; None: all are ours.
 
     Raises:
         ConfigError: one cannot be loaded, raised, gave a wrong shape, no finite number, no
             gradient or two results that differ; or its process hung or died.
     """
-    named = [field for field, *_ in config.trainer.loss.own()]
+    named = [field for field, *_ in config.trainer.own()]
     if not named:
         return None
     own_code(config)  # raises at once where there is no file
@@ -43,7 +43,7 @@ def own_code_check(config: RunConfig, limit_s: float = LIMIT_S) -> Check | None:
             is_done = child.wait(limit_s)
         finally:
             child.end()
-        tried = f"{' and '.join(named)}: loaded, and called with made-up tokens,"
+        tried = f"{' and '.join(named)}: loaded, and called with made-up numbers,"
         if not is_done:
             raise ConfigError(f"{tried} it did not come back within {limit_s:g} s")
         if not answer.is_file():
@@ -62,9 +62,9 @@ def _main(given: str, answer: str) -> None:
     config = read_json(Path(given))
     parts = [part.label for part in config.reward.parts]
     try:
-        by, code = config.trainer.loss, own_code(config)
+        by, code = config.trainer, own_code(config)
         lines = made_up(by, config.prompts.group_size, parts, code)
-        said: dict[str, object] = {"lines": lines, "unweighted": unweighted(by, code)}
+        said: dict[str, object] = {"lines": lines, "unweighted": unweighted(by.loss, code)}
     except StreamsError as err:
         said = {"error": str(err)}
     Path(answer).write_text(json.dumps(said), encoding="utf-8")

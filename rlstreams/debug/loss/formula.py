@@ -32,7 +32,7 @@ def formula(trainer: TrainerSection, code: Mapping[str, str] | None = None) -> I
     """Yield the loss of a step. pi, prox, mu, ref: log-probs of a token; r: a sample's reward.
 
     Args:
-        code: source of the user's loss and advantage, of a claim; None: of the files as they are.
+        code: source of the user's functions that train, of a claim; None: of the files as they are.
 
     Raises:
         ConfigError: a function of the user's is not there.
@@ -71,8 +71,9 @@ def formula(trainer: TrainerSection, code: Mapping[str, str] | None = None) -> I
     falls = f", then {adam.schedule} to {adam.lr_end:g} at step {adam.decay_steps}"
     rate = f"{adam.lr:g} after {adam.warmup_steps} steps of warm-up"
     rate += falls if adam.schedule != "constant" else ", then constant"
-    yield f"AdamW       learning rate {rate}; gradient norm at most {adam.max_grad_norm:g}"
-    for field, name, options in by.own():
+    name = "own" if adam.is_own else "AdamW"
+    yield f"{name:<12}learning rate {rate}; gradient norm at most {adam.max_grad_norm:g}"
+    for field, name, options in trainer.own():
         texts = source_texts(field, name) if code is None else code
         yield from _function(field, name, options, texts)
 

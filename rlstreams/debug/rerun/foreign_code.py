@@ -1,6 +1,6 @@
 """Code of a recording that this machine's files do not hold: it runs only if its user says so.
 
-A recording is passed on as data, and its steps are done again with the loss and the advantage of
+A recording is passed on as data, and its steps are done again with the functions of the user's in
 their claims (decision 0107): to open somebody's log must not run somebody's program.
 """
 

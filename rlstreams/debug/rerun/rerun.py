@@ -135,7 +135,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 def changed_code(
     changed: RunConfig, settings: Sequence[str], code: Mapping[str, str]
 ) -> dict[str, str]:
-    """Source of the user's loss and advantage under `settings`: of a function that these name it is
+    """Source of the user's functions that train, under `settings`: of one that these name it is
     taken from its files as they are, of others from the step's claim.
 
     Raises:
@@ -143,7 +143,7 @@ def changed_code(
     """
     set_here = {name for name, _ in set_pairs(settings)}
     found = dict(code)
-    for field, name, _ in changed.trainer.loss.own():
+    for field, name, _ in changed.trainer.own():
         if field in set_here:
             start = f"{field}: "
             found = {key: text for key, text in found.items() if not key.startswith(start)}
@@ -310,7 +310,7 @@ def rerun(
 
 
 def _code_lines(config: RunConfig, code: Mapping[str, str]) -> Iterator[str]:
-    """Lines on the user's loss and advantage of a claim, and whether this host has others now."""
+    """Lines on the user's functions of a claim, and whether this host has others now."""
     try:
         now = own_code(config) if code else {}
     except ConfigError:

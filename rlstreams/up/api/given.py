@@ -86,7 +86,8 @@ def function_place(
     is pickled with what it uses: the module could not be imported without running all of it.
 
     Args:
-        stem: `reward`, `loss` or `advantage`: name of the file and of the function in it.
+        stem: `reward`, `loss`, `advantage` or `optimizer`: name of the file and of the function in
+            it.
 
     Raises:
         ConfigError: it uses what cannot be pickled, or a text that is named like a secret.

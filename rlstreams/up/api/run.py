@@ -36,6 +36,7 @@ from rlstreams.workers.config.load import Loaded, check_secrets, merged, tree_of
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import RunConfig, RunSection
 from rlstreams.workers.config.shown import toml_lines
+from rlstreams.workers.config.user_code import ADVANTAGE, LOSS, OPTIMIZER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,8 @@ LAST_LINES = 20  # of a supervisor that ended without a word
 Source = str | Path | RunConfig | Mapping[str, object]
 Function = Callable[..., object] | str
 Reward = Function | Mapping[str, object]
+_REWARD = "reward.verifier"
+_STEMS = {_REWARD: "reward", LOSS: "loss", ADVANTAGE: "advantage", OPTIMIZER: "optimizer"}
 
 
 class RunFailedError(StreamsError):
@@ -140,6 +143,7 @@ def run(
     reward: Reward | None = None,
     loss: Function | None = None,
     advantage: Function | None = None,
+    optimizer: Function | None = None,
     dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
     resume: bool = False,
     web: int | None = None,
@@ -155,6 +159,7 @@ def run(
             `reward.verifier`; or the section as a dict.
         loss: a function of the tokens, as `trainer.loss.kind` names one; or as that field.
         advantage: a function of the samples, as `trainer.loss.advantage` names one; or as that.
+        optimizer: a function of a parameter, as `trainer.optimizer.kind` names one; or as that.
         dataset: as `data.train`, or rows: dicts with the columns that the configuration names.
         resume: go on with a run that has steps.
         web: show the run in a browser, at this port of this machine; 0: a free one. `say` gets it.
@@ -169,20 +174,13 @@ def run(
     trees: list[Mapping[str, object]] = [{name: value} for name, value in overrides.items()]
     section = RunSection(**_section("run", _layers(config, trees)))
     folder = Path(RunConfig(run=section).folder)
-    files: list[GivenFile] = []
-
-    def named(stem: str, given: Function) -> str:
-        place, file = function_place(stem, given, folder) if callable(given) else (given, None)
-        files.extend([file] if file else [])
-        return place
-
+    functions = {LOSS: loss, ADVANTAGE: advantage, OPTIMIZER: optimizer}
     if isinstance(reward, Mapping):
         trees.append({"reward": reward})
-    elif reward is not None:
-        trees.append({"reward": {"verifier": named("reward", reward)}})
-    for field, stem, given in (("kind", "loss", loss), ("advantage", "advantage", advantage)):
-        if given is not None:
-            trees.append({f"trainer.loss.{field}": named(stem, given)})
+    else:
+        functions[_REWARD] = reward
+    named, files = _named(functions, folder)
+    trees.append(named)
     if dataset is not None and not isinstance(dataset, str | Path):
         files.append(rows_file(dataset, folder))
         dataset = files[-1].path
@@ -194,6 +192,21 @@ def run(
         file.write()
     options = ["--resume"] * resume + ([] if web is None else ["--web", str(web)])
     return Run(loaded.config, configured.path, options, say)
+
+
+def _named(
+    functions: Mapping[str, Function | None], folder: Path
+) -> tuple[dict[str, str], list[GivenFile]]:
+    """Place of each function that is given, by its field, and the files that are to hold them."""
+    places: dict[str, str] = {}
+    files: list[GivenFile] = []
+    for field, given in functions.items():
+        if callable(given):
+            places[field], file = function_place(_STEMS[field], given, folder)
+            files.extend([file] if file else [])
+        elif given is not None:
+            places[field] = given
+    return places, files
 
 
 def _configuration_file(loaded: Loaded, folder: Path) -> GivenFile:

@@ -351,10 +351,5 @@ class Fleet:
 
 def num_workers(config: RunConfig) -> dict[str, int]:
     """Processes of a run, by role."""
-    return {
-        "prompts": 1,
-        "rollout": config.rollout.workers,
-        "server": config.num_started + bool(config.judge.model),
-        "logprob": config.logprob.workers,
-        "trainer": 1,
-    }
+    servers = config.num_started + bool(config.judge.model)
+    return {role: config.num_workers(role) for role in ROLES} | {"server": servers}

@@ -143,13 +143,11 @@ def make_role(context: Context) -> Pausable:
     Raises:
         ConfigError: a model, data set or verifier that cannot be used.
     """
-    makers = {"prompts": _prompts, "rollout": _rollout, "server": _server}
-    makers |= {"logprob": _logprob, "trainer": _trainer}
     from rlstreams.workers.model.base import EngineError
     from rlstreams.workers.model.tokenizer import TokenizerError
 
     try:
-        return makers[context.role](context)
+        return MAKERS[context.role](context)
     except (EngineError, TokenizerError) as err:
         # Another start would find the same folder: no failure to be cured by a restart.
         raise ConfigError(f"model.path: {err}") from err
@@ -349,3 +347,12 @@ def _trainer(context: Context) -> Pausable:
     return TrainerWorker(
         context, context.bus, training, weight_server(context), weight_store(context)
     )
+
+
+MAKERS = {
+    "prompts": _prompts,
+    "rollout": _rollout,
+    "server": _server,
+    "logprob": _logprob,
+    "trainer": _trainer,
+}

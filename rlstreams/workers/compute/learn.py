@@ -1,4 +1,4 @@
-"""One batch in, new weights out: forward, backward, clip, AdamW; on a mesh of ranks, or on one.
+"""One batch in, new weights out: forward, backward, clip, update; on a mesh of ranks, or on one.
 
 The same weights, optimizer state, step number and batch give the same bits, under
 `configure_torch` on the same hardware and mesh: nothing here draws random numbers or depends on a
@@ -36,7 +36,7 @@ from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_fa
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, in_memory
-from rlstreams.workers.trainer.learn.own import loss_place
+from rlstreams.workers.trainer.learn.own import loss_place, update_of
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult, problem_of
@@ -146,10 +146,10 @@ class Learner(LearnerState):
         """Go on under this configuration from the next step; moments and step number stay.
 
         Args:
-            code: source of a loss of the user's own.
+            code: source of the user's functions.
 
         Raises:
-            OwnCodeError: that loss cannot be loaded.
+            OwnCodeError: the loss cannot be loaded.
         """
         self._set(optimizer, loss, code or {})
 
@@ -256,7 +256,9 @@ class Learner(LearnerState):
             norms.append(grad_norm)
             updating_s = time.monotonic()
             self._published, self._states = {}, None
-            self._adam.update(lr, PREFIX, self._loss.value_lr)
+            with self.named():
+                by = update_of(self._section, self._code)
+                self._adam.update(lr, PREFIX, self._loss.value_lr, by)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the hash, which comes next, would wait as long
             optimizer_s += time.monotonic() - updating_s

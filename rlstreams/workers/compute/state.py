@@ -110,7 +110,7 @@ class LearnerState:
         return dict(found) if self._shards.is_whole else found
 
     def optimizer_tensors(self) -> Mapping[str, Tensor]:
-        """AdamW's state, as `Adam.tensors` has it; for adapters and a value head also their
+        """The optimizer's state, as `Adam.tensors` has it; for adapters and a value head also their
         `value`, which no published weight has.
 
         Learning rate, betas and the like are configuration, not state: they are not in it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from rlstreams.workers.config.checks import (
     Ipv4,
@@ -20,6 +20,7 @@ from rlstreams.workers.config.checks import (
 _REPLICAS = frozenset({"data-parallel-size", "dp-size"})
 _STAGES = frozenset({"pipeline-parallel-size", "pp-size"})
 _RANKS = ("tensor-parallel-size", "tp-size", "tp")
+Server: TypeAlias = Literal["vllm", "sglang"]  # kinds; each has an `Adapter`
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NAMED_CACHE = "kv-cache-memory-bytes"  # of vLLM, which then looks at its share only as it starts
 

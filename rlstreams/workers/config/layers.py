@@ -31,6 +31,7 @@ from rlstreams.workers.config.here import CONFIG_FILE
 from rlstreams.workers.config.nearest import meant, meant_file, meant_toml
 from rlstreams.workers.config.packaged import example
 from rlstreams.workers.config.run import START
+from rlstreams.workers.config.user_code import TRAINED_BY
 
 Tree = dict[str, Any]
 Place = tuple[int, int]  # line and column, from 1
@@ -47,7 +48,7 @@ _PATHS = frozenset(
     | {"reward.options.schema_file", "reward.options.template_file", "logprob.reference"}
 )
 _CODE = frozenset({"reward.verifier", "reward.options.parse", "environment.name"})
-_CODE |= {"trainer.loss.kind", "trainer.loss.advantage"}
+_CODE |= TRAINED_BY.keys()
 _WORDS = {"logprob.reference": START}  # words that may stand in the place of a path
 _SECRET = re.compile(
     r"^data\.token$|^weights\.secret$|^broker\.options\..*(password|passphrase|secret|key\.pem|private\.key)$"

@@ -5,7 +5,9 @@ Files merge deeply from left to right, each behind what it extends; overrides co
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from rlstreams.workers.config.layers import (
     tree_layer,
 )
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.user_code import TRAINED_BY
 
 # Values of fields before they existed, where their default is another one.
 BEFORE: Mapping[str, Any] = {
@@ -157,12 +160,12 @@ def read_json(path: Path) -> RunConfig:
 
 
 def tree_to_change(config: RunConfig, fields: Collection[str]) -> dict[str, Any]:
-    """As `tree_of`, without the options of a loss or advantage that `fields` put another in the
-    place of."""
+    """As `tree_of`, without the options of a function that `fields` put another in the place of."""
     tree = tree_of(config)
-    for field, options in (("kind", "options"), ("advantage", "advantage_options")):
-        if f"trainer.loss.{field}" in fields:
-            tree["trainer"]["loss"][options] = {}
+    for field, options in TRAINED_BY.items():
+        if field in fields:
+            *tables, last = options.split(".")
+            functools.reduce(operator.getitem, tables, tree)[last] = {}
     return tree
 
 

@@ -15,7 +15,7 @@ from rlstreams.workers.config.checks import (
     Share,
     ShareBelow1,
 )
-from rlstreams.workers.config.user_code import Option, ours_or_own
+from rlstreams.workers.config.user_code import Option, Own, ours_or_own
 
 Kind = Literal["ppo", "gspo", "cispo", "sapo", "dppo", "m2po", "sft", "distill"]
 Advantage = Literal[
@@ -157,9 +157,8 @@ class LossSection(Section, section="trainer.loss"):
         """Whether the advantage is a function of the user's."""
         return self.advantage not in ADVANTAGES
 
-    def own(self) -> Iterator[tuple[str, str, dict[str, Option]]]:
-        """Full name of each field that names a function of the user's, its value, and the
-        function's options."""
+    def own(self) -> Iterator[Own]:
+        """The user's functions that these fields name."""
         if self.has_own_kind:
             yield f"{self._section}.kind", self.kind, self.options
         if self.has_own_advantage:

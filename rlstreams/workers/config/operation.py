@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 from rlstreams.workers.config.checks import (
@@ -156,7 +156,8 @@ class TensorboardSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackSection:
-    """Trackers that `up` and `rlstreams metrics track` write to, each if its place is named."""
+    """Trackers that `up` and `rlstreams metrics track` write to, each if its place is named: by the
+    first field of its section."""
 
     wandb: WandbSection = field(default_factory=WandbSection)
     mlflow: MlflowSection = field(default_factory=MlflowSection)
@@ -166,13 +167,14 @@ class TrackSection:
     @property
     def used(self) -> Mapping[str, Mapping[str, str]]:
         """Settings of those that are used, by name."""
-        on = {
-            "wandb": self.wandb.project,
-            "mlflow": self.mlflow.uri,
-            "trackio": self.trackio.project,
-            "tensorboard": self.tensorboard.folder,
-        }
-        return {name: asdict(getattr(self, name)) for name, place in on.items() if place}
+        settings = {own.name: asdict(getattr(self, own.name)) for own in fields(self)}
+        return {name: given for name, given in settings.items() if next(iter(given.values()))}
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Full name of the field that names each tracker's place, by the tracker's name."""
+        own = (field.name for field in fields(self))
+        return {name: f"track.{name}.{fields(getattr(self, name))[0].name}" for name in own}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.checks import (
@@ -15,7 +15,7 @@ from rlstreams.workers.config.checks import (
     PositiveInt,
     Section,
 )
-from rlstreams.workers.config.engine import VISIBLE
+from rlstreams.workers.config.engine import VISIBLE, Server
 from rlstreams.workers.config.operation import Device
 from rlstreams.workers.config.user_code import Option, ours_or_own
 
@@ -100,7 +100,7 @@ class JudgeSection(Section, section="judge"):
     model: str = ""
     """Model folder, or `hf:ORG/NAME`, that the verifier `judge` asks where its options name no
     `url`; empty: you serve it. It stays as it is: no weights are pulled into it."""
-    engine: Literal["vllm", "sglang"] = "vllm"
+    engine: Server = "vllm"
     """Program that serves it."""
     python: str = ""
     """Python executable of that server's environment; empty: as `engine.python`."""

@@ -20,7 +20,7 @@ from rlstreams.workers.config.checks import (
     every_interface,
 )
 from rlstreams.workers.config.data import DataSection
-from rlstreams.workers.config.engine import EngineSection
+from rlstreams.workers.config.engine import EngineSection, Server
 from rlstreams.workers.config.operation import (
     BrokerSection,
     DeadLettersSection,
@@ -111,7 +111,7 @@ class RolloutSection(Section, section="rollout"):
 
     workers: PositiveInt = 1
     """Processes started by `up`."""
-    engine: Literal["builtin", "vllm", "sglang"] = "builtin"
+    engine: Literal["builtin", Server] = "builtin"
     """The sampler: a model in the worker's process, or servers (section `engine`)."""
     device: DeviceName = "cpu"
     """Device of the built-in engine: `cpu`, `cuda` or `cuda:N`; a server chooses its own."""
@@ -264,6 +264,11 @@ class RunConfig:
     def is_served(self) -> bool:
         """Whether model servers sample, and not the workers themselves."""
         return self.rollout.engine != BUILTIN
+
+    def num_workers(self, role: str) -> int:
+        """Processes of a role, over all hosts: `workers` of its section, else one. Model servers
+        are counted by `num_servers`."""
+        return int(getattr(getattr(self, role, None), "workers", 1))
 
     @property
     def num_servers(self) -> int:

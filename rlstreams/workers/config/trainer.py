@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlstreams.workers.config.checks import (
     DeviceName,
@@ -17,15 +17,23 @@ from rlstreams.workers.config.checks import (
     ShareBelow1,
 )
 from rlstreams.workers.config.loss import LossSection
+from rlstreams.workers.config.user_code import OPTIMIZER, Option, Own, ours_or_own
 
 MEGATRON = "megatron"  # a backend
+ADAMW = "adamw"  # an optimizer
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")  # IPv4 or a name: NCCL's interface is found by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection(Section, section="trainer.optimizer"):
-    """AdamW."""
+    """AdamW, or a function of yours."""
 
+    kind: Annotated[str, ours_or_own([ADAMW])] = ADAMW
+    """`adamw`; or your `file.py:function` or `module:function`, called in the trainer with
+    (parameter); of one rank."""
+    options: dict[str, Option] = field(default_factory=dict)
+    """Keyword arguments for your optimizer. They are in the log as they are written here: no
+    secrets."""
     lr: PositiveFloat = 1e-5
     """Learning rate after warm-up."""
     warmup_steps: NonNegativeInt = 5
@@ -47,11 +55,23 @@ class OptimizerSection(Section, section="trainer.optimizer"):
     max_grad_norm: PositiveFloat = 1.0
     """The gradient norm is clipped to this."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the optimizer is a function of the user's."""
+        return self.kind != ADAMW
+
+    def own(self) -> Iterator[Own]:
+        """The user's function, if `kind` names one."""
+        if self.is_own:
+            yield OPTIMIZER, self.kind, self.options
+
     def _problems(self) -> Iterator[str]:
         if (self.schedule == "constant") != (self.decay_steps == 0):
             yield "[schedule] and [decay_steps]: the one needs the other"
         if self.decay_steps and self.decay_steps <= self.warmup_steps:
             yield "[decay_steps], but [warmup_steps]: nothing is left to fall in"
+        if self.options and not self.is_own:
+            yield "[options], but [kind]: only a function of your own has options"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +211,18 @@ class TrainerSection(Section, section="trainer"):
         """Micro-batches that are computed side by side: other ranks share one's rows or layers."""
         return self.ranks // (self.layout.cp * self.layout.tp * self.layout.pp)
 
+    def own(self) -> Iterator[Own]:
+        """The user's functions that the trainer runs."""
+        yield from self.loss.own()
+        yield from self.optimizer.own()
+
     def _problems(self) -> Iterator[str]:
+        if self.optimizer.is_own and self.ranks > 1:
+            yield (
+                "[optimizer.kind], but [ranks]: a function of your own is called with whole "
+                "parameters, of which each rank has some rows; set trainer.ranks to 1, or "
+                "trainer.optimizer.kind to 'adamw'"
+            )
         for address in self.hosts:
             if not _ADDRESS.fullmatch(address):
                 yield f"trainer.hosts must be like host:port, got {address!r}"

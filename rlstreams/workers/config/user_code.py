@@ -19,7 +19,19 @@ from rlstreams.workers.config.nearest import meant_path
 
 # Any: what lies inside arrays and tables is for its receiver to judge.
 Option: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any]
+Own: TypeAlias = tuple[str, str, dict[str, Option]]  # full name of a field, function, its options
 SOURCE_MAX_BYTES = 1_000_000  # of source text in a claim
+LOSS, ADVANTAGE, OPTIMIZER = (
+    "trainer.loss.kind",
+    "trainer.loss.advantage",
+    "trainer.optimizer.kind",
+)
+# Fields that may name a function which the trainer runs, and the field of each one's options.
+TRAINED_BY = {
+    LOSS: "trainer.loss.options",
+    ADVANTAGE: "trainer.loss.advantage_options",
+    OPTIMIZER: "trainer.optimizer.options",
+}
 # `file.py:name` or `module:name`, in the regular expressions that Python and editors share: these
 # do not agree on the letters of a name, so it admits more than `located`.
 _LOCATED = r"^(.*\.py|[^\s:/]+):[^\s:/.-]+$"

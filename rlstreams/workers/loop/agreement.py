@@ -19,6 +19,7 @@ from rlstreams.schemas.events import TrainerStarted
 from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.workers.config.hub import found_folder, model_folder
 from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import START, RunConfig
@@ -161,14 +162,14 @@ def user_code_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def own_code(config: RunConfig) -> dict[str, str]:
-    """Source text of the user's loss and advantage on this host, by `FIELD: PATH`; see
+    """Source text of the user's functions that train, on this host, by `FIELD: PATH`; see
     `TrainerStarted.code`.
 
     Raises:
         ConfigError: it cannot be recorded: see `source_texts`.
     """
     found: dict[str, str] = {}
-    for field, name, _ in config.trainer.loss.own():
+    for field, name, _ in config.trainer.own():
         found |= source_texts(field, name)
     return found
 
@@ -276,11 +277,11 @@ def check_ordinal(config: RunConfig, role: str, ordinal: int) -> None:
             "rollout.engine is 'builtin', which samples in its worker: a run has a model server "
             "with 'vllm' or 'sglang'"
         )
-    counts = {"rollout": config.rollout.workers, "logprob": config.logprob.workers}
-    count = config.num_servers + is_judged if role == "server" else counts.get(role, 1)
+    is_server = role == "server"
+    count = config.num_servers + is_judged if is_server else config.num_workers(role)
     if ordinal < count:
         return
-    why = f"{role}.workers is {count}" if role in counts else f"a run has one {role}"
+    why = f"{role}.workers is {count}" if count > 1 or role in SHARED else f"a run has one {role}"
     if role == "server":
         why = (
             f"there are {count} model servers (engine.urls, or engine.servers of each worker; "

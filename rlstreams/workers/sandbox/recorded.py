@@ -22,16 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from rlstreams.streams.log.errors import ConfigError
-from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.config.user_code import Option, located
+from rlstreams.workers.config.user_code import ADVANTAGE, LOSS, OPTIMIZER, Option, Own, located
 from rlstreams.workers.sandbox import loading
 
 Code = Mapping[str, str]  # source by `FIELD: PATH`, as `TrainerStarted.code`
-LOSS, ADVANTAGE = "trainer.loss.kind", "trainer.loss.advantage"
-_ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",)}
+_ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",), OPTIMIZER: ("parameter",)}
 _IN_FORCE = threading.RLock()
 SLOW_S = 2.0  # of a call that a report names
 _UNDER_WAY: list[tuple[str, float]] = []  # calls in this process, under the lock: when each began
@@ -213,9 +211,15 @@ def _fields_there(error: Exception) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
 
 
-def own_functions(by: LossSection, code: Code) -> dict[str, OwnFunction]:
-    """The user's functions by field, of the source that a claim has: of the loss, of the advantage,
-    of both or of none. Made once for the same source.
+class Owning(Protocol):
+    """A section whose fields may name functions of the user's."""
+
+    def own(self) -> Iterator[Own]:
+        """Those that they name."""
+
+
+def own_functions(by: Owning, code: Code) -> dict[str, OwnFunction]:
+    """The user's functions by field, of the source that a claim has. Made once for the same source.
 
     Raises:
         OwnCodeError: as `OwnFunction`; or `code` has none of a field.

@@ -107,8 +107,8 @@ def _is_of_this_start(context: Context, before: TrainerStarted) -> bool:
 
 
 def _code(context: Context, before: TrainerStarted | None) -> dict[str, str]:
-    """Source of the user's loss and advantage to train with: as they are at a start of the run, and
-    as they were then when its supervisor starts its trainer again, though they were edited.
+    """Source of the user's functions that train: as they are at a start of the run, and as they
+    were then when its supervisor starts its trainer again, though they were edited.
 
     Args:
         before: the claim of that start; None: this is the first.
@@ -235,7 +235,7 @@ def hashes_of(config: RunConfig, code: Mapping[str, str] | None = None) -> dict[
     """Hashes of data, tokenizer, the model's shape, weights and user code, as a claim has them.
 
     Args:
-        code: source of the user's loss and advantage; None: as it is on this host.
+        code: source of the user's functions that train; None: as it is on this host.
     """
     path = config.model.path
     of_model = {

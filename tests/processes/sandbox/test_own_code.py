@@ -1,4 +1,5 @@
-"""A loss and an advantage of the user's own that cannot be used are refused before a run starts."""
+"""A loss, an advantage or an optimizer of the user's own that cannot be used is refused before a
+run starts."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from rlstreams.check.doctor.own_code import own_code_check
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.loop.agreement import own_code
 from rlstreams.workers.trainer.learn.own import made_up, unweighted
 
@@ -49,6 +51,20 @@ ADVANTAGES = {
     "def own(samples): return [s.parts['x'] for s in samples]": "KeyError: 'x'",
     "import random\ndef own(samples): return [random.random() for _ in samples]": "redo would not",
 }
+OPTIMIZERS = {
+    "def own(p): return p.values - p.lr": "gave Tensor for model.embed_tokens.weight: return its n",
+    "def own(p): return p.values.double(), {}": r"gave values .*torch\.float64.*the parameter is",
+    "def own(p): return p.values - p.gradient, {'x': p.gradient[:1]}": "gave x for .*embed_tokens",
+    "def own(p): return p.values, {}": "changed no parameter",
+    "def own(p): return p.values - 1, {'low': p.gradient}": "gave a state 'low'",
+    "def own(p): return p.values.add_(1), {'slow': p.values}": "share their memory: clone one",
+    "def own(p): return p.values @ p.gradient.T, {}": r"gave values .*\(12, 12\)",
+    "def own(p): return p.values - 1, {'old': p.values}": "share their memory: clone one",
+    "def own(p): return p.values.sub_(p.momenta), {}": r"'momenta'; it has .*gradient, .*state",
+    "def own(p): return p.values * float('nan'), {}": "values for .* that are not finite",
+    "import torch\ndef own(p): return torch.rand_like(p.values), {}": "no random",
+    "n = []\ndef own(p):\n    n.append(1)\n    return p.values - len(n), {}": "keep nothing",
+}  # fmt: skip
 
 
 def config_of(folder: Path, **code: str) -> RunConfig:
@@ -67,7 +83,7 @@ def config_of(folder: Path, **code: str) -> RunConfig:
 
 
 def tried(config: RunConfig) -> list[str]:
-    return made_up(config.trainer.loss, config.prompts.group_size, (), own_code(config))
+    return made_up(config.trainer, config.prompts.group_size, (), own_code(config))
 
 
 @pytest.mark.parametrize("text", LOSSES)
@@ -80,6 +96,15 @@ def test_a_loss_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> Non
 def test_an_advantage_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=rf"(?s)trainer\.loss\.advantage: .*{ADVANTAGES[text]}"):
         tried(config_of(tmp_path, mine=text))
+
+
+@pytest.mark.parametrize("text", OPTIMIZERS)
+def test_an_optimizer_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "opt.py").write_text(text, encoding="utf-8")
+    config, kind = RunConfig(), f"{tmp_path / 'opt.py'}:own"
+    trainer = replace(config.trainer, optimizer=OptimizerSection(kind=kind))
+    with pytest.raises(ConfigError, match=rf"(?s)trainer\.optimizer\.kind: .*{OPTIMIZERS[text]}"):
+        tried(replace(config, trainer=trainer))
 
 
 @pytest.mark.parametrize(

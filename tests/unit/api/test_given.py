@@ -21,7 +21,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.api.given import function_place, rows_file
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
-from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
+from rlstreams.workers.config.user_code import TRAINED_BY
 from rlstreams.workers.loop.agreement import own_code
 from rlstreams.workers.trainer.learn.own import made_up
 from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
@@ -59,6 +60,9 @@ def loss(tokens):
 
 def centred(samples):
     return [one.reward - WEIGHTS["short"][0] for one in samples]
+
+def descent(parameter):
+    return parameter.values - parameter.lr * parameter.gradient * WEIGHTS["short"][0], {}
 
 API_KEY = "sk-1"
 PAGE_TOKEN = "3"  # which reward does not use
@@ -99,20 +103,19 @@ def test_a_function_of_a_notebook_takes_along_what_it_uses(
     assert (place, file) == (again, same)
 
 
-def test_a_loss_and_an_advantage_of_a_notebook_are_what_a_trainer_can_call(
+def test_functions_of_a_notebook_that_train_are_what_a_trainer_can_call(
     cell: dict[str, Any], tmp_path: Path
 ) -> None:
     """By the text that its claim records."""
     places: dict[str, str] = {}
-    for stem, name in (("loss", "loss"), ("advantage", "centred")):
+    for stem, name in (("loss", "loss"), ("advantage", "centred"), ("optimizer", "descent")):
         places[stem], file = function_place(stem, cell[name], tmp_path)
         file.write()
     by = LossSection(kind=places["loss"], advantage=places["advantage"])
-    code = own_code(RunConfig(trainer=TrainerSection(loss=by)))
-    assert ["trainer.loss.advantage", "trainer.loss.kind"] == sorted(
-        key.partition(": ")[0] for key in code
-    )
-    assert 2 == len(made_up(by, 4, [], code))
+    trainer = TrainerSection(loss=by, optimizer=OptimizerSection(kind=places["optimizer"]))
+    code = own_code(RunConfig(trainer=trainer))
+    assert sorted(TRAINED_BY) == sorted(key.partition(": ")[0] for key in code)
+    assert len(TRAINED_BY) == len(made_up(trainer, 4, [], code))
     samples = [RewardedSample.of(factories.trajectory(), reward) for reward in (1.0, 0.0)]
     assert [0.5, -0.5] == list(advantages_of(samples, by, code).of_samples)
 

@@ -28,12 +28,14 @@ from rlstreams.show.metrics.rows import (
     SamplePicks,
     read_rows,
 )
+from rlstreams.show.track.sinks import SINKS
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import DeadlineError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, PROMPTS, STEPS, TRAJECTORIES, Topic
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.words.spelling import NUMBERS
+from rlstreams.workers.config.operation import TrackSection
 from tests import factories
 from tests.call_events import NOW_MS, session_closed, session_opened
 from tests.logs import made_log
@@ -349,13 +351,22 @@ def test_an_empty_run_has_figures_too() -> None:
     assert "step_metric" not in values
 
 
+def test_every_tracker_has_a_sink_and_a_section_that_begins_with_its_place() -> None:
+    places = TrackSection().places
+    assert sorted(SINKS) == sorted(places), "SINKS of show/track/sinks.py, TrackSection of config"
+    for name, place in places.items():
+        section = replace(getattr(TrackSection(), name), **{place.rpartition(".")[2]: "here"})
+        assert [name] == [*TrackSection(**{name: section}).used]
+    assert {} == TrackSection().used
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["metrics", "rows", DEMO, "--format", "csv", "--follow"], "follow with jsonl"),
         (
             ["metrics", "track", DEMO],
-            "the section [track] names no tracker: set track.wandb.project",
+            "the section [track] names no tracker: set track.wandb.project or track.mlflow.uri or ",
         ),
     ],
 )

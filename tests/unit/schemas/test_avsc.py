@@ -13,6 +13,8 @@ from rlstreams.schemas import EVENTS, fingerprint, schema_text
 from rlstreams.schemas.avro import FOLDER, schema_file
 from rlstreams.schemas.shapes import fields_of, shape_of
 
+WRITE = "python -m tests.unit.schemas.write writes schemas, history and golden bytes"
+
 
 def avro_of(kind: Any, defined: set[type]) -> Any:
     """The Avro type that an annotation stands for; a record is spelled out once."""
@@ -60,7 +62,7 @@ def bare(schema: Any) -> Any:
 def test_schema_is_the_dataclass(cls):
     """Names, order, types and defaults of the file are those of the class."""
     schema = json.loads(schema_text(cls.__name__))
-    assert avro_of(cls, set()) == bare(schema)
+    assert avro_of(cls, set()) == bare(schema), f"{cls.__name__}: {WRITE}"
     assert schema["namespace"] == "rlstreams"
 
 

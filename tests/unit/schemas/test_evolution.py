@@ -11,7 +11,8 @@ from fastavro.utils import generate_one
 
 from rlstreams.schemas import EVENTS, fingerprint, schema_text
 from rlstreams.schemas.avro import HISTORY, parsing_form, schema_file
-from tests.unit.schemas.test_avsc import bare
+from tests.unit.schemas.test_avsc import WRITE, bare
+from tests.unit.schemas.write import text_of
 
 
 def fields_read(writer: str, reader: str) -> set[str]:
@@ -45,5 +46,11 @@ def test_the_present_schema_is_in_the_history(cls):
     """Whoever changes a schema adds its text, its defaults too: readers of old logs need them."""
     text = schema_text(cls.__name__)
     path = HISTORY / f"{schema_file(cls.__name__).stem}.{fingerprint(text).hex()}.avsc"
-    assert path.exists(), f"copy {schema_file(cls.__name__).name} to {path}"
+    assert path.exists(), f"{path} is not there: {WRITE}"
     assert bare(json.loads(text)) == bare(json.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("cls", EVENTS, ids=lambda cls: cls.__name__)
+def test_what_writes_schemas_keeps_their_words(cls):
+    """The files are as it would write them: a change shows what has changed, and nothing else."""
+    assert text_of(cls) == schema_text(cls.__name__)

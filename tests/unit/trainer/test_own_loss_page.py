@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def test_it_can_be_used(config: RunConfig) -> None:
-    lines = made_up(config.trainer.loss, 4, (), own_code(config))
+    lines = made_up(config.trainer, 4, (), own_code(config))
     assert len(lines) == 2
 
 

@@ -59,7 +59,7 @@ async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:
 
     Raises:
         ServerGoneError: it does not answer.
-        ServerError: it answers, but is of neither kind, or lacks a field.
+        ServerError: it answers, but is of no kind here, or lacks a field.
     """
     described = await http.get("/openapi.json", deadline_s)
     routes = frozenset(described.get("paths", {})) if isinstance(described, dict) else frozenset()
@@ -67,6 +67,6 @@ async def ask_facts(http: ServerHttp, deadline_s: float) -> ServerFacts:
         if adapter.is_behind(routes):
             return await adapter.describe(http, routes, deadline_s)
     raise ServerError(
-        f"server {http.url} is neither vLLM nor SGLang: its /openapi.json lists "
+        f"server {http.url} is none of {', '.join(ADAPTERS)}: its /openapi.json lists "
         f"{sorted(routes)[:5]}"
     )

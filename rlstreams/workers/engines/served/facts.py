@@ -12,14 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from rlstreams.workers.engines.served.http import ServerError, ServerGoneError, ServerHttp
 
-TESTED: Mapping[str, tuple[str, ...]] = {  # the first ran on GPUs, and is the one to install
-    "vllm": ("0.25.1", "0.32.0"),
-    "sglang": ("0.5.17",),
-}
 _LOOKED_AT = (
     "what a start and a run look at: its routes and ranks, the checksum of each version in it, "
     "and before each step whether its log-probs and the scorer's agree (guard)"
@@ -40,10 +36,19 @@ class RouterError(ServerError):
 
 
 class Kind(StrEnum):
-    """Kind of a server."""
+    """Kind of a server, with the versions that were run with rlstreams: the first ran on GPUs, and
+    is the one to install."""
 
-    VLLM = "vllm"
-    SGLANG = "sglang"
+    tested: tuple[str, ...]
+
+    def __new__(cls, name: str, *tested: str) -> Self:
+        """A member, as an enumeration makes it."""
+        made = str.__new__(cls, name)
+        made._value_, made.tested = name, tested
+        return made
+
+    VLLM = "vllm", "0.25.1", "0.32.0"
+    SGLANG = "sglang", "0.5.17"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +83,22 @@ class Needed(NamedTuple):
 
 def to_install(kind: Kind) -> str:
     """Requirement for pip: the version that ran on GPUs."""
-    return f"{kind}=={TESTED[kind][0]}"
+    return f"{kind}=={kind.tested[0]}"
 
 
 def untested(kind: Kind, version: str) -> str:
     """Note on a version that was not run with rlstreams; "": it was."""
-    if version.partition("+")[0] in TESTED[kind]:
+    if version.partition("+")[0] in kind.tested:
         return ""
     return (
-        f"not run with rlstreams ({', '.join(TESTED[kind])} were), and is tried; {_LOOKED_AT}. "
+        f"not run with rlstreams ({', '.join(kind.tested)} were), and is tried; {_LOOKED_AT}. "
         f"Should one fail: install {to_install(kind)}"
     )
 
 
 def too_old(kind: Kind, version: str) -> str:
     """Reason to refuse a version, unless `engine.allow_untested` is set; "": none."""
-    oldest = min(TESTED[kind], key=_numbers)
+    oldest = min(kind.tested, key=_numbers)
     if not is_older(version, _numbers(oldest)):
         return ""
     return (

@@ -1,4 +1,5 @@
-"""AdamW over parameters of 32 or 16 bits: parameter by parameter, always on float32 numbers.
+"""AdamW, or a function of the user's, over parameters of 32 or 16 bits: parameter by parameter,
+always on float32 numbers.
 
 A 16-bit parameter is the upper half of its float32 number, rounded to nearest; the lower half is
 kept here, and during its update both are one number again. So small updates add up that 16 bits
@@ -10,7 +11,8 @@ AdamW: Loshchilov and Hutter, https://arxiv.org/abs/1711.05101, as torch compute
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ MOMENTS, STEP = ("exp_avg", "exp_avg_sq"), "step"  # keys of the optimizer's ten
 LOW = "low"  # key of the lower halves
 PARAMETER = "parameter"  # key of a parameter in copies
 Copies = dict[str, dict[str, Tensor]]  # parameter -> key of its state, or `PARAMETER` -> copy
+Updated = tuple[Tensor, Mapping[str, Tensor]]  # new numbers, and the state for the next update
 
 
 def lr_at(step: int, section: OptimizerSection) -> float:
@@ -48,14 +51,45 @@ def halves(whole: Tensor) -> tuple[Tensor, Tensor]:
     return (pairs[..., 1] - (low >> 15)).view(torch.bfloat16), low
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter at an update, as an optimizer sees it. All tensors are float32 and may be
+    changed in place."""
+
+    name: str
+    values: Tensor
+    gradient: Tensor  # of the loss, clipped
+    state: Mapping[str, Tensor]  # as its last update returned it; empty before the first
+    lr: float
+    section: OptimizerSection
+    is_fused: bool = False
+
+    def adamw(self) -> Updated:
+        """AdamW under `trainer.optimizer`; begins anew where the state has no moments."""
+        values, by, state = self.values, self.section, dict(self.state)
+        if not state.keys() >= {STEP, *MOMENTS}:
+            state = {STEP: torch.zeros((), device=values.device if self.is_fused else CPU)}
+            state |= {key: torch.zeros_like(values) for key in MOMENTS}
+        mean, square = ([state[key]] for key in MOMENTS)
+        adamw(
+            [values], [self.gradient], mean, square, [], [state[STEP]],
+            fused=self.is_fused or None, amsgrad=False, maximize=False, lr=self.lr, beta1=by.beta1,
+            beta2=by.beta2, eps=by.eps, weight_decay=by.weight_decay,
+        )  # fmt: skip
+        return values, {key: state[key] for key in (STEP, *MOMENTS)}
+
+
+Update = Callable[[Parameter], Updated]
+
+
 class _Slot:
-    """One parameter, its gradient over micro-batches and AdamW's state.
+    """One parameter, its gradient over micro-batches and the optimizer's state.
 
     A parameter of 16 bits has its lower half among the state.
     """
 
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.parameter = parameter
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self.parameter = name, parameter
         self.gradient: Tensor | None = None  # of all micro-batches since it was cleared, float32
         self.state: dict[str, Tensor] = {}
         self._is_split = parameter.dtype == torch.bfloat16
@@ -83,30 +117,31 @@ class _Slot:
         self.gradient = self.parameter.grad = None  # `grad` is left of a backward that broke off
 
     @torch.no_grad()
-    def update(self, lr: float, section: OptimizerSection) -> None:
-        """One step of AdamW; a parameter without gradient stays."""
+    def update(self, lr: float, section: OptimizerSection, by: Update) -> None:
+        """One step of an optimizer; a parameter without gradient stays."""
         if self.gradient is None:
             return
-        low = self.state.get(LOW)
+        low = self.state.pop(LOW, None)
         whole = self.parameter.detach() if low is None else joined(self.parameter, low)
-        if STEP not in self.state:
-            self.state[STEP] = torch.zeros((), device=self._step_device)
-            self.state |= {key: torch.zeros_like(whole) for key in MOMENTS}
-        mean, square = ([self.state[key]] for key in MOMENTS)
-        adamw(
-            [whole], [self.gradient], mean, square, [], [self.state[STEP]],
-            fused=self._is_fused or None, amsgrad=False, maximize=False, lr=lr, beta1=section.beta1,
-            beta2=section.beta2, eps=section.eps, weight_decay=section.weight_decay,
+        given = Parameter(
+            name=self.name, values=whole, gradient=self.gradient, state=self.state, lr=lr,
+            section=section, is_fused=self._is_fused,
         )  # fmt: skip
+        values, state = by(given)
+        self.state = dict(state)
         if low is not None:
-            high, self.state[LOW] = halves(whole)
+            high, self.state[LOW] = halves(values)
             self.parameter.copy_(high)
+        elif values is not whole:
+            self.parameter.copy_(values)
 
     def load(self, tensors: Mapping[str, Tensor], *, copies: bool = True) -> None:
         """Load a state; without `LOW` the lower halves are zero."""
-        here = {STEP: self._step_device}
+        device = self.parameter.device
         self.state = {
-            key: tensor.to(here.get(key, self.parameter.device), copy=copies)
+            key: tensor.to(
+                device if tensor.dim() else self._step_device if key == STEP else CPU, copy=copies
+            )
             for key, tensor in tensors.items()
         }
         if self._is_split and LOW not in tensors:
@@ -114,10 +149,10 @@ class _Slot:
 
 
 class Adam:
-    """AdamW over named parameters."""
+    """AdamW, or a function of the user's, over named parameters."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._slots = {name: _Slot(parameter) for name, parameter in parameters.items()}
+        self._slots = {name: _Slot(name, parameter) for name, parameter in parameters.items()}
         self._section = OptimizerSection()
 
     @property
@@ -126,7 +161,7 @@ class Adam:
         return list(self._slots)
 
     def configure(self, section: OptimizerSection) -> None:
-        """Use these settings from the next update on; moments stay."""
+        """Use these settings from the next update on; the state stays."""
         self._section = section
 
     def clear(self) -> None:
@@ -161,18 +196,27 @@ class Adam:
             if not name.startswith(prefix):
                 slot.clear()
 
-    def update(self, lr: float, prefix: str = "", own_lr: float = 0.0) -> None:
+    def update(
+        self, lr: float, prefix: str = "", own_lr: float = 0.0, by: Update = Parameter.adamw
+    ) -> None:
         """Update every parameter that has a gradient, and clear gradients.
 
         Args:
-            prefix: of the names of parameters that learn at `own_lr`; "": none do.
+            prefix: of the names of parameters that learn at `own_lr`, by AdamW; "": none do.
+            by: the optimizer of the others.
+
+        If `by` raises, some parameters are updated and others are not.
         """
         for name, slot in self._slots.items():
-            slot.update(own_lr if prefix and name.startswith(prefix) else lr, self._section)
+            if prefix and name.startswith(prefix):
+                slot.update(own_lr, self._section, Parameter.adamw)
+            else:
+                slot.update(lr, self._section, by)
             slot.clear()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, flat: `{parameter}:{exp_avg | exp_avg_sq | step | low}`.
+        """The state, flat: `{parameter}:{exp_avg | exp_avg_sq | step | low}`, or with names of a
+        function of the user's.
 
         Before the first update there is at most `low`: of parameters of 16 bits.
         """

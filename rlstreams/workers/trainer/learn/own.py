@@ -1,6 +1,6 @@
-"""A loss of the user's own in the place of one of ours, with checks of its result.
+"""A loss or an optimizer of the user's own in the place of ours, with checks of its result.
 
-It is called in the trainer's process, where autograd needs it. Its source is that of the claim
+A loss is called in the trainer's process, where autograd needs it. Its source is that of the claim
 (`TrainerStarted.code`), so a redo computes what the step did (decision 0107).
 
 Axes: `N` tokens of the loss, row by row.
@@ -8,8 +8,9 @@ Axes: `N` tokens of the loss, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,13 +19,24 @@ from torch import Tensor
 from rlstreams.schemas.events import ScoredTrajectory
 from rlstreams.streams.segments import num_sampled
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.sandbox.recorded import LOSS, Code, OwnFunction, own_functions
+from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
+from rlstreams.workers.config.user_code import LOSS, OPTIMIZER
+from rlstreams.workers.sandbox.recorded import Code, OwnFunction, own_functions
+from rlstreams.workers.trainer.learn.adam import LOW, PARAMETER, STEP, Parameter, Update, Updated
 from rlstreams.workers.trainer.learn.loss import LOSSES, Bounded, LossCall, LossTokens
 from rlstreams.workers.trainer.learn.out_of_memory import is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s
 from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
+from rlstreams.workers.trainer.learn.trainable import VALUE
 
-_NUM_LOSS = 3  # results of a loss
+_NUM_LOSS, _NUM_UPDATE = 3, 2  # results of a loss, of an optimizer
+_PARAMETERS = {  # made up: a matrix of each form, a norm's weights, stacked experts
+    "model.embed_tokens.weight": (12, 4),
+    "model.layers.0.self_attn.k_proj.weight": (2, 4),
+    "model.layers.0.mlp.down_proj.weight": (4, 8),
+    "model.layers.0.mlp.experts.gate_up_proj": (2, 8, 4),
+    "model.norm.weight": (4,),
+}
 
 
 def loss_of(by: LossSection, code: Code) -> LossCall:
@@ -39,6 +51,17 @@ def loss_of(by: LossSection, code: Code) -> LossCall:
     if code:
         own_functions(by, code)
     return lambda tokens, by: own_losses(own_functions(by, code)[LOSS], tokens)
+
+
+def update_of(section: OptimizerSection, code: Code) -> Update:
+    """The optimizer that `section.kind` names, of ours or of the user's.
+
+    Raises:
+        OwnCodeError: the user's cannot be loaded.
+    """
+    if not section.is_own:
+        return Parameter.adamw
+    return partial(own_update, own_functions(section, code)[OPTIMIZER])
 
 
 def loss_place(by: LossSection, code: Code) -> str:
@@ -80,6 +103,59 @@ def own_losses(function: OwnFunction, tokens: LossTokens) -> Bounded:
     return losses_N, ratios_N, is_clipped_N.bool()
 
 
+def own_update(function: OwnFunction, parameter: Parameter) -> Updated:
+    """The user's update of a parameter.
+
+    Raises:
+        OwnCodeError: it raised, or returned something else; names place and parameter.
+    """
+    found, name = function(parameter, is_out_of_memory), parameter.name
+    if (
+        not isinstance(found, tuple)
+        or len(found) != _NUM_UPDATE
+        or not isinstance(found[1], Mapping)
+    ):
+        raise function.refused(
+            f"gave {type(found).__name__} for {name}: return its new values and a dict of its state"
+        )
+    values, state = found[0], dict(found[1])
+    whole = {"values": values} | {k: t for k, t in state.items() if not _is_number(t)}
+    for key, own in whole.items():
+        if problem := _misfit(own, parameter.values):
+            raise function.refused(f"gave {key} for {name} that {problem}")
+    others = [own for key, own in whole.items() if key != "values" and own.numel()]
+    kept = [own.untyped_storage().data_ptr() for own in others]
+    weights = {own.untyped_storage().data_ptr() for own in (values, parameter.values)}
+    if len({*kept}) < len(kept) or not weights.isdisjoint(kept):
+        raise function.refused(
+            f"gave two of {', '.join(whole)} for {name} that share their memory: clone one"
+        )
+    for key in state:
+        if not str(key).isidentifier() or key in (LOW, PARAMETER, VALUE):
+            raise function.refused(f"gave a state {key!r} for {name}: give it another name")
+    if not bool(values.isfinite().all()):
+        raise function.refused(f"gave values for {name} that are not finite")
+    return values, {
+        key: own.detach().contiguous()
+        if key in whole or key == STEP
+        else torch.tensor(float(own), dtype=torch.float32)
+        for key, own in state.items()
+    }
+
+
+def _is_number(state: object) -> bool:
+    return isinstance(state, int | float) or (isinstance(state, Tensor) and not state.dim())
+
+
+def _misfit(own: object, values: Tensor) -> str:
+    """Difference to a parameter's numbers in form; "": there is none."""
+    if not isinstance(own, Tensor):
+        return f"are {type(own).__name__}, not a tensor"
+    there, here = ((t.shape, t.dtype, t.device) for t in (own, values))
+    words = (f"{tuple(s)}, {d} on {p}" for s, d, p in (there, here))
+    return "" if there == here else "are {}; the parameter is {}".format(*words)
+
+
 def with_token_advantages(
     batch: Batch, rows: Sequence[Sequence[ScoredTrajectory]], of_tokens: Sequence[Float32s]
 ) -> Batch:
@@ -107,8 +183,8 @@ def with_token_advantages(
     return replace(batch, micro_batches=tuple(parts))
 
 
-def made_up(by: LossSection, group_size: int, parts: Sequence[str], code: Code) -> list[str]:
-    """Call the user's functions twice with a few made-up tokens and samples.
+def made_up(by: TrainerSection, group_size: int, parts: Sequence[str], code: Code) -> list[str]:
+    """Call the user's functions twice with a few made-up tokens, samples and parameters.
 
     Args:
         parts: names of the reward's parts.
@@ -123,10 +199,12 @@ def made_up(by: LossSection, group_size: int, parts: Sequence[str], code: Code) 
     lines = []
     for field, function in own_functions(by, code).items():
         if field == LOSS:
-            first, again = (_tried_loss(function, by) for _ in range(2))
+            first, again = (_tried_loss(function, by.loss) for _ in range(2))
+        elif field == OPTIMIZER:
+            first, again = (_tried_update(function, by.optimizer) for _ in range(2))
         else:
             samples = _samples(group_size, parts)
-            found = (advantages_of(samples, by, code) for _ in range(2))
+            found = (advantages_of(samples, by.loss, code) for _ in range(2))
             first, again = (np.concatenate([a.of_samples, *a.of_tokens]) for a in found)
         if not np.array_equal(first, again):
             raise function.refused(
@@ -158,6 +236,31 @@ def _tried_loss(function: OwnFunction, by: LossSection) -> Float32s:
             at = int((~own.isfinite()).nonzero()[0])
             raise function.refused(f"gave {name} of {float(own[at])} for made-up token {at}")
     return torch.cat([losses_N.detach(), gradient_N]).numpy()
+
+
+def _tried_update(function: OwnFunction, section: OptimizerSection) -> Float32s:
+    """Values and state after two updates of made-up parameters."""
+    draw = np.random.default_rng(0)
+    found = [np.zeros(0, np.float32)]
+    changed = False
+    for name, shape in _PARAMETERS.items():
+        state: Mapping[str, Tensor] = {}
+        values, *gradients = (
+            torch.from_numpy(draw.standard_normal(shape).astype(np.float32)) for _ in range(3)
+        )
+        for gradient in gradients:
+            given = Parameter(
+                name=name, values=values.clone(), gradient=gradient, state=state, lr=1e-2,
+                section=section,
+            )  # fmt: skip
+            before = values
+            with torch.no_grad():
+                values, state = own_update(function, given)
+            changed |= not torch.equal(before, values)
+        found += [own.numpy().ravel() for own in (values, *state.values())]
+    if not changed:
+        raise function.refused("changed no parameter: return the new values")
+    return np.concatenate(found)
 
 
 def unweighted(by: LossSection, code: Code) -> str:

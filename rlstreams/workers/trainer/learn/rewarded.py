@@ -12,7 +12,8 @@ import numpy as np
 from rlstreams.schemas.events import Segment, Trajectory
 from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.workers.config.loss import LossSection
-from rlstreams.workers.sandbox.recorded import ADVANTAGE, Code, own_functions
+from rlstreams.workers.config.user_code import ADVANTAGE
+from rlstreams.workers.sandbox.recorded import Code, own_functions
 from rlstreams.workers.trainer.intake.groups import is_truncated
 from rlstreams.workers.trainer.learn.advantage import Float32s, advantages_by
 

@@ -156,7 +156,7 @@ def redo_steps(
         ledger: one that keeps its steps.
         change: a configuration to use instead; if it cuts micro-batches otherwise they are cut
             anew.
-        code: source of the user's loss and advantage to use with `change`; None: the claim's.
+        code: source of the user's functions that train to use with `change`; None: the claim's.
         while_waiting: see `fetch`; the trainer's heartbeat.
         on_step: called with each step; False ends the redo.
 
@@ -212,7 +212,7 @@ def train_recorded(
     """Learn from a recorded batch under this configuration; raises as `Training.train`.
 
     Args:
-        code: source of the user's loss and advantage.
+        code: source of the user's functions that train.
         left_out: see `Training.train`.
     """
     training.configure(section, code)

@@ -147,7 +147,7 @@ class Training:
         if section.loss.advantage == "gae" and not self.learner.value_head():
             message = f"this trainer began with {was!r} and has no value head"
             raise ConfigError(f"trainer.loss.advantage is 'gae', but {message}")
-        own_functions(section.loss, code or {})
+        own_functions(section, code or {})
         self._section, self._code = section, code or {}
         self.learner.configure(section.optimizer, section.loss, code)
 
@@ -211,7 +211,7 @@ class Training:
 
         Raises:
             NumericsError: as `train`, and the weights are at fault, or no sample alone is.
-            OwnCodeError: of the user's loss; names the first sample that gives it by itself.
+            OwnCodeError: of the user's code; names the first sample that gives it by itself.
         """
         try:
             return self.train(payloads, masked, policy_version)
