@@ -41,8 +41,8 @@ class PromptLimits:
 
     encoder: PromptEncoder
     longest: int  # that leaves the model room for one token
-    min_tokens: int = 0
-    max_tokens: int = 0  # 0: a prompt above `longest` is an error
+    min_tokens: int
+    max_tokens: int  # 0: a prompt above `longest` is an error
 
     @classmethod
     def of(cls, data: DataSection, encoder: PromptEncoder, longest: int | None) -> PromptLimits:

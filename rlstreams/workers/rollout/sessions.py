@@ -367,14 +367,14 @@ class Sessions:
                 closed.detail = "it ended, and gave no reward: reward.verifier is 'agent'"
             return
         try:
-            judged = await self.verifier.verify(self._sample(closed.chain, log, prompt))
+            judged = await self.verifier.verify(self._sample(closed.chain, prompt))
         except RewardError as err:
             closed.kind, closed.detail = GRADER, str(err)
             return
         report = Report(reward=judged.reward, parts=judged.parts, note=judged.note)
         closed.outcome = closed.judged = closed.session.records.outcome(report, self.verifier_name)
 
-    def _sample(self, chain: Chain, log: Session, prompt: Prompt) -> AnswerToJudge:
+    def _sample(self, chain: Chain, prompt: Prompt) -> AnswerToJudge:
         """The sample for a verifier: the last answer, and all of them."""
         decode = self.open_sessions.shared.tokenizer.decode
         return sample_of_chain(chain, prompt.text, prompt.answer, prompt.metadata, decode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -58,6 +59,23 @@ def test_parquet_has_the_rows_of_json_lines(tmp_path: Path) -> None:
                 other.metadata,
             )
     assert f"{file}: row 3" == problems(train=file).train.place(2)
+
+
+@pytest.mark.parametrize(("suffix", "dialect"), [("csv", "excel"), ("tsv", "excel-tab")])
+def test_tables_have_the_rows_of_json_lines(tmp_path: Path, suffix: str, dialect: str) -> None:
+    """Whatever a cell has in it; a long one is as long as a line may be."""
+    rows = [
+        {"prompt": prompt, "answer": str(n)}
+        for n, prompt in enumerate(('a, "b"', "one\ntwo\tthree", "é", "long " * 40_000))
+    ]
+    path = tmp_path / f"rows.{suffix}"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, ["answer", "prompt"], dialect=dialect)
+        writer.writeheader()
+        writer.writerows(rows)
+    found = problems(train=str(path)).train
+    got = [found.row(number) for number in range(len(found))]
+    assert [{"prompt": row.prompt, "answer": row.answer} for row in got] == rows
 
 
 def test_verl_files_are_read_as_they_are(tmp_path: Path) -> None:
