@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -146,10 +147,16 @@ def test_the_hash_of_a_data_set(tmp_path: Path) -> None:
     """A plain file has its own; which rows it gives changes it, where it lies does not."""
     file, copy = write(tmp_path, *ROWS), write(tmp_path, *ROWS, name="copy.jsonl")
     plain = data_hashes(DataSection(train=file))
-    assert {"train"} == plain.keys()
+    assert {"train": hashlib.sha256(Path(file).read_bytes()).hexdigest()} == plain
     assert plain == data_hashes(DataSection(train=copy))
     shaped = data_hashes(DataSection(train=file, held_out_rows=3))
-    assert plain != shaped
+    others = [data_hashes(DataSection(train=file, held_out_rows=n)) for n in (1, 2)]
+    template = tmp_path / "template.txt"
+    for text in ("{prompt}", "{prompt}?"):
+        template.write_text(text)
+        others.append(data_hashes(DataSection(train=file, template=str(template))))
+    different = {found["train"] for found in (plain, shaped, *others)}
+    assert len(different) == 2 + len(others)
     assert shaped == data_hashes(DataSection(train=copy, held_out_rows=3))
     assert {} == data_hashes(DataSection(train=str(tmp_path / "gone.jsonl")))
 
