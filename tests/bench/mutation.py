@@ -55,6 +55,7 @@ TESTS_S = 6.0  # of tests for one mutant, the narrowest first
 LOG = "build/mutation/last.log"  # what the last run of tests said
 CPU_S = 90  # of one mutant, whose tests take a tenth of it: one that computes longer hangs
 LIMIT_S = 400.0  # on a busy machine
+_NOT_TRIED = 70  # exit status of a fork in which the tool failed, not a test
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -203,16 +204,16 @@ def forked(
     """Its exit status from a process of its own; None if it took too long."""
     child = os.fork()
     if child == 0:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-        said = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        for stream in (0, 1, 2):
-            os.dup2(said, stream)
+        status = _NOT_TRIED
         try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            said = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            for stream in (0, 1, 2):
+                os.dup2(said, stream)
             status = work()
         except BaseException:  # noqa: BLE001  (a fork returns nowhere)
             traceback.print_exc()
-            status = 70
         sys.stdout.flush()
         os._exit(status)
     until_s = time.monotonic() + limit_s
@@ -300,6 +301,8 @@ def outcome(mutant: Mutant, tests: list[str], folder: Path) -> str:
         return int(pytest.main([*pytest_words(folder / "tmp"), "-x", *tests]))
 
     status = forked(work, LIMIT_S, CPU_S)
+    if status == _NOT_TRIED:
+        raise RuntimeError(f"no test could be asked: see {LOG}")
     return (
         "hung"
         if status in {None, -signal.SIGXCPU, -signal.SIGKILL}
@@ -356,8 +359,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/mutation")
     parser.add_argument("--save", metavar="NAME", help="below tests/bench/results")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
+    for folder in (args.folder, Path(LOG).parent):
+        folder.mkdir(parents=True, exist_ok=True)
     since_s = time.monotonic()
     found: list[dict[str, object]] = []
     for one in tried(args, args.folder):
