@@ -19,7 +19,9 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection
 from rlstreams.workers.dataset.identity import data_hashes
-from tests.unit.problems.rows import everything, problems, write
+from rlstreams.workers.dataset.open import open_problems
+from rlstreams.workers.dataset.row import PromptText
+from tests.unit.problems.rows import Characters, everything, problems, write
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
 
@@ -159,6 +161,37 @@ def test_the_hash_of_a_data_set(tmp_path: Path) -> None:
     assert len(different) == 2 + len(others)
     assert shaped == data_hashes(DataSection(train=copy, held_out_rows=3))
     assert {} == data_hashes(DataSection(train=str(tmp_path / "gone.jsonl")))
+
+
+class Doubled(Characters):
+    """Another tokenizer: two tokens per character."""
+
+    hash = "doubled"
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        return 2 * super().encode_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest", "encoder", "kept"),
+    [
+        ({"max_prompt_tokens": 8}, None, Characters(), (2, 5)),
+        ({"max_prompt_tokens": 8}, 5, Characters(), (2,)),
+        ({"max_prompt_tokens": 8}, None, Doubled(), (2,)),
+        ({"min_prompt_tokens": 3}, None, Characters(), (5, 9)),
+    ],
+)
+def test_a_table_is_kept_for_its_limits(
+    tmp_path: Path, fields: dict[str, int], longest: int | None, encoder: Characters, kept: Any
+) -> None:
+    """A start with others, or with another model, has other rows of the same file."""
+    file = parquet(
+        tmp_path / "rows.parquet", [{"prompt": "x" * n, "answer": ""} for n in (2, 5, 9)]
+    )
+    first = {"max_prompt_tokens": 8} if "max_prompt_tokens" in fields else {}
+    problems(train=file, **first)
+    found = open_problems(DataSection(train=file, **fields), encoder, longest).train
+    assert ["x" * n for n in kept] == everything(found)
 
 
 @pytest.mark.parametrize("damage", [b"", b"ARROW1"])
