@@ -1,6 +1,6 @@
 """What quick tests notice: one operator, number or statement changes; the tests that pass it run.
 
-    nice -n 15 python tests/bench/mutation.py [--sample 150] [--under PATH ...] [--save NAME]
+    nice -n 15 python tests/bench/mutation.py [--sample 25] [--under PATH ...] [--save NAME]
 
 A mutant costs some seconds: libraries are imported once, before the fork that mutates and tests.
 Which tests pass a line is measured first, by `sys.monitoring`, and kept in `--folder`; a mutant is
@@ -40,15 +40,22 @@ TARGETS = [
     "rlstreams/workers/loop",
     *(f"rlstreams/workers/trainer/{name}" for name in ("claim.py", "intake", "redo", "learn")),
 ]
-TESTS = ["tests/unit", "tests/heavy/trainer", "tests/heavy/crashes"]
-# What starts ranks or compilers passes the same lines, and takes minutes.
-NOT_TESTS = "*parallel*", "*rank*", "test_context.py", "test_shifts.py", "test_any_sample.py"
-LIBRARIES = ("torch", "transformers", "numpy", "aiohttp", "fastavro", "confluent_kafka", "pytest")
+TESTS = ["tests/unit", "tests/served", "tests/contract", "tests/heavy"]
+# What starts ranks, processes or compilers passes the same lines, and takes minutes.
+NOT_TESTS = (
+    "parallel", "rank", "context", "shifts", "any_sample", "scripts", "processes", "spawners",
+    "hang", "hub", "examples", "preload", "server_role", "packages",
+)  # fmt: skip
+LIBRARIES = (
+    *("torch", "transformers", "numpy", "aiohttp", "fastavro", "confluent_kafka", "pytest"),
+    *("hypothesis", "xdist"),
+)
 MARKS = "not (broker or e2e or docker or vllm or slow)"
 TESTS_S = 6.0  # of tests for one mutant, the narrowest first
 LOG = "build/mutation/last.log"  # what the last run of tests said
 CPU_S = 90  # of one mutant, whose tests take a tenth of it: one that computes longer hangs
 LIMIT_S = 400.0  # on a busy machine
+_NOT_TRIED = 70  # exit status of a fork in which the tool failed, not a test
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -197,16 +204,16 @@ def forked(
     """Its exit status from a process of its own; None if it took too long."""
     child = os.fork()
     if child == 0:
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-        said = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        for stream in (0, 1, 2):
-            os.dup2(said, stream)
+        status = _NOT_TRIED
         try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            said = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            for stream in (0, 1, 2):
+                os.dup2(said, stream)
             status = work()
         except BaseException:  # noqa: BLE001  (a fork returns nowhere)
             traceback.print_exc()
-            status = 70
         sys.stdout.flush()
         os._exit(status)
     until_s = time.monotonic() + limit_s
@@ -244,7 +251,7 @@ def passed_lines(
 
     def work() -> int:
         plugin = _Passed({str(file) for file in files})
-        slow = [f"--ignore-glob=tests/heavy/trainer/{name}" for name in NOT_TESTS]
+        slow = [f"--ignore-glob=tests/heavy/*test_*{name}*" for name in NOT_TESTS]
         pytest.main([*pytest_words(folder / "tmp"), *slow, *tests], plugins=[plugin])
         kept.write_text(json.dumps(plugin.tests), "utf-8")
         return 0
@@ -256,12 +263,14 @@ def passed_lines(
 
 
 def tests_of(mutant: Mutant, passed: dict[str, dict[str, Any]], limit_s: float) -> list[str]:
-    """Those that pass its line, or any of its file where only the import does; first those that
-    pass little of other files."""
+    """Those that pass its line, or any of its file where only the import does, or else those in a
+    folder of its folder's name; first those that pass little of other files."""
     place = [mutant.path, mutant.line]
     of_line = [test for test, known in passed.items() if place in known["lines"]]
     if not of_line and _at_import(mutant):
         of_line = [t for t, k in passed.items() if any(mutant.path == p for p, _ in k["lines"])]
+        room = f"/{Path(mutant.path).parent.name}/"  # a file of classes has no line but these
+        of_line = of_line or [test for test in passed if room in test]
     chosen, seconds = list[str](), 0.0
     for test in sorted(of_line, key=lambda one: len(passed[one]["lines"])):
         if chosen and seconds + passed[test]["seconds"] > limit_s:
@@ -292,6 +301,8 @@ def outcome(mutant: Mutant, tests: list[str], folder: Path) -> str:
         return int(pytest.main([*pytest_words(folder / "tmp"), "-x", *tests]))
 
     status = forked(work, LIMIT_S, CPU_S)
+    if status == _NOT_TRIED:
+        raise RuntimeError(f"no test could be asked: see {LOG}")
     return (
         "hung"
         if status in {None, -signal.SIGXCPU, -signal.SIGKILL}
@@ -299,6 +310,12 @@ def outcome(mutant: Mutant, tests: list[str], folder: Path) -> str:
         if status == 0
         else "killed"
     )
+
+
+def sampled(every: list[Mutant], target: str, args: argparse.Namespace) -> list[Mutant]:
+    """Some of one path, drawn by the seed."""
+    there = [one for one in every if Path(one.path).is_relative_to(target)]
+    return random.Random(args.seed).sample(there, min(args.sample, len(there)))
 
 
 def tried(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, object]]:
@@ -317,7 +334,7 @@ def tried(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, object]]
         known = {(one["path"], one["before"], one["after"]) for one in before}
         chosen = [one for one in every if (one.path, one.before, one.after) in known]
     else:
-        chosen = random.Random(args.seed).sample(every, min(args.sample, len(every)))
+        chosen = [one for target in args.under for one in sampled(every, target, args)]
     print(  # noqa: T201
         f"{len(every)} mutants in {len(files)} files, {len(passed)} tests; {len(chosen)} are tried"
     )
@@ -333,7 +350,7 @@ def tried(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, object]]
 def main() -> None:
     """Try a sample, and say what survived."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=int, default=150)
+    parser.add_argument("--sample", type=int, default=25, help="of each path")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", type=Path, metavar="RESULT", help="only what it left unnoticed")
     parser.add_argument("--seconds", type=float, default=TESTS_S, help="of tests for one mutant")
@@ -342,14 +359,15 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/mutation")
     parser.add_argument("--save", metavar="NAME", help="below tests/bench/results")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
+    for folder in (args.folder, Path(LOG).parent):
+        folder.mkdir(parents=True, exist_ok=True)
     since_s = time.monotonic()
     found: list[dict[str, object]] = []
     for one in tried(args, args.folder):
         found.append(one)
         if args.save:  # after each, so that a run that is broken off has told what it knows
-            text = json.dumps(told(found, args.seed), indent=1, sort_keys=True)
+            text = json.dumps(told(found, args.seed, args.under), indent=1, sort_keys=True)
             (ROOT / "tests/bench/results" / args.save).write_text(f"{text}\n", "utf-8")
     print(f"{dict(outcomes(found))} in {time.monotonic() - since_s:.0f} s")  # noqa: T201
 
@@ -359,13 +377,19 @@ def outcomes(found: Sequence[Mapping[str, object]]) -> Counter[str]:
     return Counter(str(one["outcome"]) for one in found)
 
 
-def told(found: Sequence[Mapping[str, object]], seed: int) -> dict[str, object]:
+def told(
+    found: Sequence[Mapping[str, object]], seed: int, under: Sequence[str]
+) -> dict[str, object]:
     """What is kept: the counts, and each mutant that nobody noticed."""
     from tests.bench.hardware import hardware
 
     counts = outcomes(found)
+    rooms = {
+        room: outcomes([one for one in found if Path(str(one["path"])).is_relative_to(room)])
+        for room in under
+    }
     return {
-        "sample": len(found), "seed": seed, "outcomes": counts,
+        "sample": len(found), "seed": seed, "outcomes": counts, "rooms": rooms,
         "noticed": round((counts["killed"] + counts["hung"]) / len(found), 3),
         "unnoticed": [one for one in found if one["outcome"] in {"survived", "unreached"}],
         "machine": hardware(),

@@ -173,7 +173,7 @@ class Sample:
             Outcome.DEAD: group.dead & bit,
             Outcome.ABSENT: self.absent,
             Outcome.DROPPED: group.dropped is not None and not group.step,
-            Outcome.EVALUATED: group.number is None and (group.rolled_out | group.scored) & bit,
+            Outcome.EVALUATED: group.number is None and group.rolled_out & bit,
             Outcome.SCORED: group.scored & bit,
             Outcome.ROLLED_OUT: group.rolled_out & bit,
             Outcome.ISSUED: group.issued & bit,

@@ -41,8 +41,8 @@ class PromptLimits:
 
     encoder: PromptEncoder
     longest: int  # that leaves the model room for one token
-    min_tokens: int = 0
-    max_tokens: int = 0  # 0: a prompt above `longest` is an error
+    min_tokens: int
+    max_tokens: int  # 0: a prompt above `longest` is an error
 
     @classmethod
     def of(cls, data: DataSection, encoder: PromptEncoder, longest: int | None) -> PromptLimits:
@@ -60,8 +60,8 @@ class PromptLimits:
 
     @property
     def key(self) -> list[object]:
-        """All values that decide which rows are left out."""
-        return [self.encoder.hash, self.longest, self.min_tokens, self.max_tokens]
+        """Values that decide which rows are left out, beside the fields of `[data]`."""
+        return [self.encoder.hash, self.longest]
 
     def reason(self, reader: RowReader, prompt: PromptText, num_bytes: int, place: str) -> str:
         """Why a row is left out, for a count; empty: it stays.

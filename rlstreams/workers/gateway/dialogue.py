@@ -47,7 +47,8 @@ class Dialogue:
         self._log = log
         self._sampling = sampling
         self._continued: dict[bytes, str] = {}  # by digest of messages and answer: the call
-        self._newest: tuple[str, Int32s] | None = None  # the call that was continued last, its ids
+        # The call that was continued last ("": none was), and its ids.
+        self._newest = "", np.zeros(0, np.int32)
 
     def remember(self, spelled: Spelled, answer: CallAnswer) -> None:
         """Remember an answer that a later request may continue."""
@@ -113,10 +114,9 @@ class Dialogue:
     def _tokens_of(self, named: str) -> Int32s:
         """As `Session.tokens_of`; along a dialogue only the last call's tokens are appended."""
         node = self._log.nodes[named]
-        if self._newest is None or node.parent is None:
-            ids = self._log.tokens_of(named)
-        elif self._newest[0] == node.parent.call.call_id and not node.problem:
-            ids = np.concatenate([self._newest[1], *added(node.call)])
+        before, ids = self._newest
+        if node.parent is not None and before == node.parent.call.call_id and not node.problem:
+            ids = np.concatenate([ids, *added(node.call)])
         else:
             ids = self._log.tokens_of(named)
         self._newest = named, ids

@@ -15,8 +15,10 @@ from rlstreams.workers.gateway.canonical import Matcher
 from rlstreams.workers.gateway.dialogue import Dialogue
 from rlstreams.workers.gateway.port import CallAnswer
 from rlstreams.workers.gateway.template import TemplateRenderer
+from tests.call_events import session_opened
 from tests.chat_tokenizer import chat_tokenizer
 from tests.unit.roles.sessions_stand import request_of
+from tests.unit.sessions.test_fold import call, folded
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -28,6 +30,30 @@ def read(folder: Path, text: str, stop: tuple[str, ...] = ()) -> CallAnswer:
     dialogue = Dialogue(shared, Session(session_id="0/0"), Sampling(max_new_tokens=6), Matcher())
     request = request_of([], stop=stop, tools=(TOOL,))
     return dialogue.read(request, np.array([], np.int32), tokenizer.encode(text), False, "id")
+
+
+@pytest.mark.parametrize("order", ["abcd", "abdc", "dcba", "cbda", "acac"])
+def test_a_call_is_continued_behind_what_it_saw(order: str) -> None:
+    """Whichever call was continued before: the one it follows, a fork of that, or a root."""
+    session = folded(
+        session_opened(),
+        call("a"),
+        call("b", "a", before=5),
+        call("c", "b", before=10, new=1, said=2),
+        call("d", "a", before=5, new=1, said=4),
+    )
+    given = list[list[int]]()
+
+    def bridge(before: list[int], said: list[int], *_: Any) -> list[int]:
+        given.append([*before, *said])
+        return [7]
+
+    shared: Any = SimpleNamespace(renderer=SimpleNamespace(bridge=bridge))
+    dialogue = Dialogue(shared, session, Sampling(max_new_tokens=6), Matcher())
+    for number, name in enumerate(order):
+        found, _ = dialogue._parent(request_of([]), 0, name)
+        assert found is not None
+        assert session.tokens_of(name).tolist() == found[1].tolist() == given[number]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,19 @@ TEMPLATE_TEXT = """
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object"}},
+}
 ASKED = [{"role": "user", "content": "Look."}]
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
 CALLED = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL]}
+
+
+def tool_of(text: str) -> dict[str, Any]:
+    """A tool whose declaration says it in each kind of place."""
+    kinds = {"type": "object", "properties": {text: {"enum": [text, 1]}}, "required": [text]}
+    return {"type": "function", "function": {**TOOL["function"], "parameters": kinds}}
 
 
 def told(text: str) -> dict[str, str]:
@@ -69,6 +79,9 @@ def test_no_text_of_a_tool_is_a_control_token(
     controls = {tokenizer.token_id(token) for token in (*SPECIAL, *TAGS)}
     plain, foreign = (made.render([*ASKED, CALLED, told(t)], [TOOL]) for t in ("word", text))
     assert [i for i in foreign if i in controls] == [i for i in plain if i in controls]
+    declared = [made.render(ASKED, [tool_of(t)]) for t in ("word", text)]
+    assert json.dumps(tool_of("word")) in tokenizer.decode(declared[0])
+    assert [i for i in declared[1] if i in controls] == [i for i in declared[0] if i in controls]
     bridges = [made.bridge([], [5], [told(t)]) for t in ("word", text)]
     assert [i for i in bridges[1] if i in controls] == [i for i in bridges[0] if i in controls]
 

@@ -9,6 +9,7 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection, Example
 from rlstreams.workers.dataset.identity import data_hashes
+from rlstreams.workers.dataset.limits import SPARE_TOKENS
 from rlstreams.workers.dataset.open import first_rows, open_problems
 from rlstreams.workers.dataset.row import PromptText
 from tests.unit.problems.rows import Characters, dataset, everything, problems, write
@@ -169,6 +170,33 @@ def test_prompts_of_another_length_are_left_out_and_counted(tmp_path: Path) -> N
         problems(train=file, min_prompt_tokens=30)
     with pytest.raises(ConfigError, match=r":3: prompt of 9 tokens; .*data\.max_prompt_tokens = 7"):
         problems(8, train=file)
+
+
+class Bytes(Characters):
+    """A token per byte, and as many special ones as a tokenizer may add."""
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        assert isinstance(prompt, str)
+        return [*prompt.encode(), *[0] * SPARE_TOKENS]
+
+
+@pytest.mark.parametrize("shots", [(), (Example(prompt="1+1=", answer="two, of course"),)])
+@pytest.mark.parametrize(("most", "longest"), [(90, None), (90, 80), (60, 100), (90, 91)])
+def test_what_is_left_out_is_left_out_by_its_tokens(
+    tmp_path: Path, shots: tuple[Example, ...], most: int, longest: int | None
+) -> None:
+    """To the last one, dressed and with special ones; counting may be spared, never guessed."""
+    prompts = ["x" * length for length in range(1, 100)] + ["é" * n for n in range(1, 50)]
+    data = DataSection(
+        train=write(tmp_path, *({"prompt": prompt} for prompt in prompts)),
+        max_prompt_tokens=most,
+        few_shot=shots,
+    )
+    found = everything(open_problems(data, Bytes(), longest).train)
+    dress = "".join(f"{shot.prompt}{shot.answer}{data.few_shot_join}" for shot in shots)
+    limit = min(most, longest - 1 if longest else most)
+    fits = [p for p in prompts if len(Bytes().encode_prompt(dress + p)) <= limit]
+    assert [dress + p for p in fits] == found
 
 
 def test_a_run_has_the_rows_that_it_began_with(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
 import sys
 from importlib.machinery import ModuleSpec
@@ -17,7 +19,9 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.data import ColumnsSection, DataSection
 from rlstreams.workers.dataset.identity import data_hashes
-from tests.unit.problems.rows import everything, problems, write
+from rlstreams.workers.dataset.open import open_problems
+from rlstreams.workers.dataset.row import PromptText
+from tests.unit.problems.rows import Characters, everything, problems, write
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1), "level": n % 3} for n in range(20)]
 
@@ -58,6 +62,23 @@ def test_parquet_has_the_rows_of_json_lines(tmp_path: Path) -> None:
                 other.metadata,
             )
     assert f"{file}: row 3" == problems(train=file).train.place(2)
+
+
+@pytest.mark.parametrize(("suffix", "dialect"), [("csv", "excel"), ("tsv", "excel-tab")])
+def test_tables_have_the_rows_of_json_lines(tmp_path: Path, suffix: str, dialect: str) -> None:
+    """Whatever a cell has in it; a long one is as long as a line may be."""
+    rows = [
+        {"prompt": prompt, "answer": str(n)}
+        for n, prompt in enumerate(('a, "b"', "one\ntwo\tthree", "é", "long " * 40_000))
+    ]
+    path = tmp_path / f"rows.{suffix}"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, ["answer", "prompt"], dialect=dialect)
+        writer.writeheader()
+        writer.writerows(rows)
+    found = problems(train=str(path)).train
+    got = [found.row(number) for number in range(len(found))]
+    assert [{"prompt": row.prompt, "answer": row.answer} for row in got] == rows
 
 
 def test_verl_files_are_read_as_they_are(tmp_path: Path) -> None:
@@ -128,12 +149,49 @@ def test_the_hash_of_a_data_set(tmp_path: Path) -> None:
     """A plain file has its own; which rows it gives changes it, where it lies does not."""
     file, copy = write(tmp_path, *ROWS), write(tmp_path, *ROWS, name="copy.jsonl")
     plain = data_hashes(DataSection(train=file))
-    assert {"train"} == plain.keys()
+    assert {"train": hashlib.sha256(Path(file).read_bytes()).hexdigest()} == plain
     assert plain == data_hashes(DataSection(train=copy))
     shaped = data_hashes(DataSection(train=file, held_out_rows=3))
-    assert plain != shaped
+    others = [data_hashes(DataSection(train=file, held_out_rows=n)) for n in (1, 2)]
+    template = tmp_path / "template.txt"
+    for text in ("{prompt}", "{prompt}?"):
+        template.write_text(text)
+        others.append(data_hashes(DataSection(train=file, template=str(template))))
+    different = {found["train"] for found in (plain, shaped, *others)}
+    assert len(different) == 2 + len(others)
     assert shaped == data_hashes(DataSection(train=copy, held_out_rows=3))
     assert {} == data_hashes(DataSection(train=str(tmp_path / "gone.jsonl")))
+
+
+class Doubled(Characters):
+    """Another tokenizer: two tokens per character."""
+
+    hash = "doubled"
+
+    def encode_prompt(self, prompt: PromptText) -> list[int]:
+        return 2 * super().encode_prompt(prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "longest", "encoder", "kept"),
+    [
+        ({"max_prompt_tokens": 8}, None, Characters(), (2, 5)),
+        ({"max_prompt_tokens": 8}, 5, Characters(), (2,)),
+        ({"max_prompt_tokens": 8}, None, Doubled(), (2,)),
+        ({"min_prompt_tokens": 3}, None, Characters(), (5, 9)),
+    ],
+)
+def test_a_table_is_kept_for_its_limits(
+    tmp_path: Path, fields: dict[str, int], longest: int | None, encoder: Characters, kept: Any
+) -> None:
+    """A start with others, or with another model, has other rows of the same file."""
+    file = parquet(
+        tmp_path / "rows.parquet", [{"prompt": "x" * n, "answer": ""} for n in (2, 5, 9)]
+    )
+    first = {"max_prompt_tokens": 8} if "max_prompt_tokens" in fields else {}
+    problems(train=file, **first)
+    found = open_problems(DataSection(train=file, **fields), encoder, longest).train
+    assert ["x" * n for n in kept] == everything(found)
 
 
 @pytest.mark.parametrize("damage", [b"", b"ARROW1"])

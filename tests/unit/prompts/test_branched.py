@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlstreams.schemas.events import ClosedGroups, RunBranched
 from rlstreams.streams.ledger import Ledger
+from rlstreams.streams.log.errors import ConfigError
+from rlstreams.streams.log.record import Partition
+from rlstreams.streams.log.topics import PROMPTS
 from rlstreams.workers.prompts.handover import handover
 from rlstreams.workers.trainer.claim import read_ledger_at
 from tests.branch_events import run_branched
 from tests.factories import dropped_group, groups_dropped
-from tests.unit.prompts.world import ROWS, World, started, step, ticks, until
+from tests.unit.prompts.world import PARTITIONS, ROWS, World, started, step, ticks, until
 
 Rows = dict[str, tuple[int, int, str | None]]
 
@@ -102,6 +107,30 @@ def test_it_issues_what_was_open_and_then_the_parents_order(tmp_path: Path) -> N
     third.says(grandchild, started(step_target=40, next_step=4, policy_version=3))
     until(third.worker(), lambda: len(third.groups()) >= 6)
     assert in_order(own)[:4] == in_order(rows_of(third))[:4]
+
+
+def test_a_branch_hands_on_what_it_took_over(tmp_path: Path) -> None:
+    """Its parent's open and dropped groups, none of which it has issued."""
+    event = branch_of(parent_at_2(tmp_path / "parent"), 2)
+    (tmp_path / "child").mkdir()
+    child = World(tmp_path / "child", max_replacements=1)
+    claim = started(step_target=40, next_step=3, policy_version=2)
+    child.says(event, claim, step(3, watermark=4, closed=event.closed))
+    again = branch_of(child, 3)
+    assert ("4", "5") == (again.open[0].group_id, again.dropped[0].group_id)
+    work = ("open", "dropped", "next_group", "next_position")
+    assert [getattr(event, name) for name in work] == [getattr(again, name) for name in work]
+
+
+def test_a_group_whose_prompts_are_gone_cannot_be_handed_over(tmp_path: Path) -> None:
+    """It was open at the step, and nobody knows its row."""
+    parent = parent_at_2(tmp_path / "parent")
+    partition = Partition(PROMPTS.name, 4 % PARTITIONS)
+    parent.log.trim(
+        Partition(f"run.{PROMPTS.name}", partition.number), parent.bus.ends(PROMPTS.name)[partition]
+    )
+    with pytest.raises(ConfigError, match="group 4 was open at step 2"):
+        branch_of(parent, 2)
 
 
 def test_it_evaluates_what_it_begins_with(tmp_path: Path) -> None:

@@ -56,6 +56,21 @@ def test_the_number_of_a_group_that_is_gone_goes_to_the_next(
     assert len(set(places)) == len(places)
 
 
+def test_a_torn_group_is_mended_while_it_is_open(tmp_path: Path) -> None:
+    """Its other samples are written once, beside the first; of a closed group nobody wants them."""
+    lost = {("1", 1), ("4", 1), ("5", 0)}
+    world = torn(tmp_path, lambda prompt: (prompt.group_id, prompt.sample) not in lost)
+    world.says(step(1, watermark=3))
+    for _ in range(2):
+        go_on(world, range(0))
+    groups = {name: sorted(p.sample for p in own) for name, own in world.groups().items()}
+    assert [0] == groups.pop("1")
+    assert {(0, 1)} == {tuple(samples) for samples in groups.values()}
+    for name in ("4", "5"):
+        own = [(at, p) for at, p in world.issued() if p.group_id == name]
+        assert 1 == len({(at, p.row, p.dataset_epoch, p.min_policy_version) for at, p in own})
+
+
 def test_what_retention_removed_is_not_issued_again(tmp_path: Path) -> None:
     """Its groups are closed; only the number of the open one that is gone is given again."""
     world = torn(tmp_path, lambda prompt: prompt.group_id != "4")

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from rlstreams.schemas.events import DeadLetter, OutcomeReported, SessionClosed, Trajectory
+from rlstreams.schemas.events import (
+    DeadLetter,
+    OutcomeReported,
+    SessionClosed,
+    SessionOpened,
+    Trajectory,
+)
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import CALLS, DEAD_LETTERS, OUTCOMES, PROMPTS, TRAJECTORIES
@@ -76,6 +82,8 @@ def test_the_sample_is_written_when_the_grader_has_spoken(tmp_path: Path) -> Non
     loop.close()
     (made,) = run.trajectories
     assert (made.reward, made.reward_parts, made.reward_note) == (0.25, {"form": 1.0}, "neat")
+    (opened,) = run.stand.read(CALLS.name, SessionOpened)
+    assert opened.at_ms == made.started_at_ms
     assert len(run.agent.starts) == 1
     graders = {o.grader for o in run.stand.read(OUTCOMES.name, OutcomeReported)}
     assert graders == {"human", "length"}  # what the verifier says is on record, too

@@ -154,6 +154,15 @@ def test_expired_records_are_unproven() -> None:
         assert kinds(log.report()) == found
 
 
+def test_what_retention_did_not_take_has_to_be_there() -> None:
+    """The first record that it left, too."""
+    log = healthy()
+    log.expired = {Partition("scored-trajectories", 0): 3}
+    log.hidden = {("scored-trajectories", n) for n in range(4)}
+    report = log.report()
+    assert (kinds(report), report.unproven) == ({"unknown position": 1}, 3)
+
+
 @pytest.mark.parametrize(
     "value", [DAMAGED_PROMPT, DAMAGED_PROMPT[:60], b"", b"junk", DAMAGED_PROMPT[:10] + b"\xff" * 90]
 )

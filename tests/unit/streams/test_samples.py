@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from rlstreams.streams.audit.classes import Classes
 from rlstreams.streams.audit.fold import AuditFold
 from rlstreams.streams.samples.fold import ALL, OPEN, Samples
 from rlstreams.streams.samples.life import EndedCount, Outcome
+from rlstreams.streams.segments import num_sampled
 from rlstreams.streams.views.flow import cut_shares
 from tests.factories import (
     dead_letter,
@@ -84,6 +86,8 @@ def test_counts_and_open_samples_are_those_of_the_whole_log(seed: int) -> None:
     expected = sorted((int(group), number) for group, number in training - closed)
     assert expected == [(s.group.number, s.number) for s in samples.open]
     assert all(s.outcome == plain.outcome((s.group.id, s.number)) for s in samples.open)
+    every = folded(log).open  # the first question: letters that name no sample are about these too
+    assert [(s.name, s.outcome) for s in samples.open] == [(s.name, s.outcome) for s in every]
     assert all(not g.samples for g in samples.groups.values() if plain.is_closed(g.id))
 
 
@@ -106,17 +110,27 @@ def test_the_audit_finds_as_many_of_each_class(seed: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_evaluations_are_those_of_the_whole_log(seed: int) -> None:
-    """Each held-out sample once, by its first record; dead is who has no answer."""
+    """Each held-out sample once, by its first record; dead is who has no answer. Of several answers
+    to a row the best counts."""
     log = random_log(seed)
     plain, samples = Replay(log), folded(log)
     list(samples)
     for version, tally in samples.evaluations.items():
         issued = {name for name in plain.prompts if name[0].startswith(f"e{version}-")}
         answered = issued & plain.trajectories.keys()
-        rewards = [plain.trajectories[name][1].reward for name in answered]  # type: ignore[attr-defined]
+        answers: list[Any] = [plain.trajectories[name][1] for name in answered]
+        rewards = [answer.reward for answer in answers]
         assert (tally.num_issued, tally.num_answered) == (len(issued), len(answered))
         assert tally.num_dead == len((plain.dead & issued) - answered)
         assert tally.reward == sum(rewards)
+        assert tally.tokens == sum(map(num_sampled, answers))
+        assert tally.finished_at_ms == max([a.finished_at_ms for a in answers], default=0)
+        assert tally.is_right_or_wrong == (0.25 not in rewards)
+        best: dict[int, float] = {}
+        for answer in (one for one in answers if one.group_size > 1):
+            row = int(answer.group_id.partition("-")[2])
+            best[row] = max(answer.reward, best.get(row, 0.0))
+        assert tally.best == best
 
 
 @settings(max_examples=60, deadline=None)
