@@ -144,9 +144,9 @@ _SHARES = {
     "ranks": tuple(
         f"heavy/trainer/test_{name}.py"
         for name in (
-            "context", "megatron_ranks", "mesh_losses", "packed_ranks", "parallel",
-            "parallel_adapters", "parallel_deaths", "rank_hosts", "rank_network", "rank_scorer",
-            "shifts",
+            "context", "megatron_ranks", "mesh_losses", "own_loss_ranks", "packed_ranks",
+            "parallel", "parallel_adapters", "parallel_deaths", "rank_hosts", "rank_network",
+            "rank_scorer", "shifts",
         )
     ),
 }  # fmt: skip

@@ -206,7 +206,8 @@ def _work(args: Namespace, config: RunConfig, stop: Stop, joined: Joined | None)
     if args.role == "logprob":
         config = _placed(config, 0 if is_alone else ordinal)
     with open_bus(config) as bus, _health(args) as health:
-        watchdog = Watchdog(tick_limit_s(config), health.beat)
+        # A model server's worker never waits in a poll, and a start of its server takes long.
+        watchdog = Watchdog(tick_limit_s(config), health.beat, args.role != "server")
         context = _context(args, config, bus, joined)
         context = replace(context, beat=watchdog.beat, on_report=health.report)
         if is_alone:  # `up` did, with the topics

@@ -1,9 +1,13 @@
-"""A run paused, and stopped from outside: by Ctrl-C, a hang-up, the death of `up` itself."""
+"""A run paused, and stopped from outside: by Ctrl-C, a hang-up, the death of `up` itself.
+
+Its loss is of the user's own, and is edited meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -12,11 +16,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from rlstreams import open_run
+from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.topics import STEPS
 from tests.e2e.command import CONFIG, UP_S, Started, Workspace
+from tests.e2e.test_stalls import process_of
+from tests.heavy.trainer.own_code import BOUNDS, PPO, write
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks for processes in /proc"
@@ -28,8 +36,9 @@ CTRL_C_S = 240.0
 STEPS_OF_THREE, STEPS_OF_ONE = 30, 10
 WORDS = (
     "--trainer.groups_per_step=4", "--prompts.evaluate_rows=16", "--demo.kills=[]",
-    f"--deadlines.drain_s={DRAIN_S:g}",
+    f"--deadlines.drain_s={DRAIN_S:g}", "--trainer.loss.kind=code/my_loss.py:loss",
 )  # fmt: skip
+HALVED = f"{BOUNDS.rstrip()} / 2\n"  # other weights in each step
 # The first terminal that the leader of a session opens is its own. `nohup pytest` ignores SIGHUP.
 ON_TERMINAL = """
 import os, signal, sys
@@ -55,6 +64,7 @@ class Stopped:
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     workspace = Workspace(tmp_path_factory.mktemp("interrupted"))
+    write(workspace.folder / "code", my_loss=PPO, bounds=BOUNDS)
     yield workspace
     workspace.close()
 
@@ -181,10 +191,31 @@ def test_workers_end_themselves_when_up_is_killed(orphaned: Stopped, workspace: 
 def test_what_was_stopped_again_and_again_completes(
     orphaned: Stopped, workspace: Workspace
 ) -> None:
-    """The last start ends as if nothing had been: every step once, every sample accounted for."""
-    done = workspace.up(*WORDS, "--steps", f"{orphaned.steps}", "--resume")
-    assert 0 == done.returncode, done.stdout
-    assert f" trained {orphaned.steps * 4 * 8}, " in done.stdout
-    assert "; lost 0, trained twice 0 (read from the log)" in done.stdout
+    """The last start ends as if nothing had been: every step once, every sample accounted for.
+
+    It takes the loss as it was edited before it. That is broken then, and the trainer killed: the
+    next one has the text from the log, and makes the same weights.
+    """
+    code, run = workspace.folder / "code", workspace.folder / "runs/demo"
+    write(code, bounds=HALVED)
+    started = workspace.start_up(*WORDS, "--steps", f"{orphaned.steps}", "--resume")
+    started.wait_for_step(1)
+    write(code, bounds="def clipped(")
+    os.kill(process_of(workspace, "trainer-0"), signal.SIGKILL)
+    assert 0 == started.ended_within(UP_S), started.output
+    assert f" trained {orphaned.steps * 4 * 8}, " in started.output
+    assert "; lost 0, trained twice 0 (read from the log)" in started.output
     assert orphaned.output.count("\nstep ") < orphaned.steps, "it was killed too late"
-    assert Path(workspace.folder / "runs/demo/report.html").is_file()
+    assert (run / "report.html").is_file()
+    redone = re.findall(r"^steps .* done again .*: (\d+) of (\d+) .* equal", started.output, re.M)
+    assert redone, started.output
+    assert [] == [one for one in redone if one[0] != one[1]]
+    assert re.search(
+        r"^held-out accuracy from 0\.\d\d \(version 0\) to 0\.\d\d", started.output, re.M
+    )
+    with open_run(run) as log:
+        claims = [record.event for record in log.read_topic(STEPS)]
+    texts = [
+        c.code["trainer.loss.kind: bounds.py"] for c in claims if isinstance(c, TrainerStarted)
+    ]
+    assert [BOUNDS, HALVED, HALVED] == texts[-3:]

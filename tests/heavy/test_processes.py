@@ -27,20 +27,24 @@ class Hangs:
 run(Hangs(), Stop(), Watchdog(0.2))
 """
 SET_BACK = """
-import itertools, threading, time
+import threading, time
 from rlstreams.workers.loop import stall
 from rlstreams.workers.loop.runtime import Stop, run
-now, asked = time.time, itertools.count()
+now, asked = time.time, []
 def at():
-    is_asked = threading.current_thread().name == "watchdog"
-    return now() - (3600 if is_asked and next(asked) else 0)
+    if threading.current_thread().name == "watchdog":
+        asked.append(None)
+    return now() - (3600 if len(asked) > 1 else 0)
 time.time, stall.TICK_S = at, 0.1
 class Waits:
     done = False
-    def tick(self): threading.Event().wait()
+    def tick(self):
+        while len(asked) < 5:
+            time.sleep(0.05)
+        self.done = True
     def drain(self): pass
     def close(self): pass
-run(Waits(), Stop(), stall.Watchdog(600))
+run(Waits(), Stop(), stall.Watchdog(600, minds_clock={minds}))
 """
 LINGERS = """
 import threading
@@ -111,9 +115,10 @@ def test_a_tick_that_never_ends() -> None:
 
 def test_a_clock_that_is_set_back_ends_the_process_at_once() -> None:
     """The client's waits would last as much longer; no limit of ours is near."""
-    done = ended(SET_BACK)
+    done = ended(SET_BACK.format(minds=True))
     assert 1 == done.returncode
     assert "StuckError: the clock of this host was set back by 3600 s" in done.stderr
+    assert 0 == ended(SET_BACK.format(minds=False)).returncode, "it never waits in the client"
 
 
 def test_an_ended_process_is_not_kept_by_what_computes() -> None:

@@ -23,7 +23,7 @@ from rlstreams.check.doctor.devices import (
     placements,
 )
 from rlstreams.check.doctor.engines import engine_checks, installed
-from rlstreams.check.doctor.machine import compiler_cache, disk, files, machine, port
+from rlstreams.check.doctor.machine import compiler_cache, disk, files, machine, port, threads
 from rlstreams.check.doctor.model import (
     ModelFolder,
     check_decoding,
@@ -285,7 +285,7 @@ def preflight(config: RunConfig, progress: Callable[[str], None] = lambda _: Non
         ConfigError: data, model, verifier or engine cannot be used; names field and value.
         BrokerError: the broker that is named does not answer, or the port of ours is in use.
     """
-    for check in (files(config), *compiler_cache()):
+    for check in (files(config), *threads(), *compiler_cache()):
         problem = f"{check.found}; {check.advice}"
         if check.level is Level.FAIL:
             raise ConfigError(problem)

@@ -1,8 +1,9 @@
-"""Checks of the machine: Java and jars, disk, a free port, open files."""
+"""Checks of the machine: Java and jars, disk, a free port, open files, threads."""
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ LOG_MB = 2000  # of a run on a small model; a log grows with its samples
 # Open at once in the broker's process, measured: its own, of a partition, of a worker's clients.
 _BROKER_FILES, _PARTITION_FILES, _WORKER_FILES = 100, 2, 4
 _ROLE_FILES = 128  # of `up`, and of any role
+# Tried with `prlimit --nproc`: the demo alone has as many at once on two cores; with 150 it ends.
+_THREADS = 245
 _KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 _LONG_FILES = 4096  # each 64 MB of a partition are a file, which stays open
 _OR_YOURS = "or set broker.bootstrap to your own broker; then none is needed"
@@ -39,7 +42,8 @@ def machine(
             *probed("jars", lambda: jars(config.broker.jars_dir), _OR_YOURS),
             port(config.broker.port, is_broker_up=is_broker_up),
         ]
-    return [*checks, files(config, host), *compiler_cache(), disk(config, weights_mb, host)]
+    found = [files(config, host), *threads(), *compiler_cache()]
+    return [*checks, *found, disk(config, weights_mb, host)]
 
 
 def java() -> Check:
@@ -94,6 +98,19 @@ def files(config: RunConfig, host: Host = EVERYTHING) -> Check:
         return fail("files", found, advice)
     more = "; a long run more, one for each 64 MB of a partition"
     return warn("files", found + more, advice) if limit < long else ok("files", found)
+
+
+def threads() -> Iterator[Check]:
+    """Check how many threads this user may have, in all processes; where there is no limit, not.
+
+    Java, Kafka's client and torch name no limit when they get no thread.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if limit == resource.RLIM_INFINITY or not os.geteuid():  # root has none
+        return
+    found = f"this user may have {limit} threads; the smallest run has {_THREADS} at once"
+    advice = "raise the limit: ulimit -u, LimitNPROC, --ulimit nproc"
+    yield fail("threads", found, advice) if limit < _THREADS else ok("threads", found)
 
 
 def port(number: int, *, is_broker_up: bool) -> Check:

@@ -9,8 +9,8 @@ gone), it kills all of them, and ends as PROGRAM did. It writes `PID 0` to REPOR
 where PROGRAM cannot be started; the other descriptors are PROGRAM's. It imports no module of ours,
 so that it starts with 30 ms of CPU.
 
-Other systems than Linux have no such adoption: there, processes that left the program's process
-group stay.
+Other systems than Linux have no such adoption, and without /proc it does not see what it adopted:
+there, processes that left the program's process group stay.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _AGAIN_S = 0.002
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _IS_LINUX = sys.platform == "linux"
+_SEES_ALL = _IS_LINUX and os.path.exists("/proc/self/stat")  # not in a container without it
 
 
 def main(fds: list[int], command: list[str]) -> None:
@@ -35,6 +36,12 @@ def main(fds: list[int], command: list[str]) -> None:
     report, *theirs = fds
     if _IS_LINUX and _prctl(_PR_SET_CHILD_SUBREAPER, 1):
         sys.stderr.write("reaper: the system lets no process adopt orphans: some may stay\n")
+        sys.stderr.flush()
+    elif _IS_LINUX and not _SEES_ALL:
+        sys.stderr.write(
+            "reaper: /proc does not show this process: what it starts in a session of its own may "
+            "stay when it ends\n"
+        )
         sys.stderr.flush()
     woken, wake = os.pipe()
     for fd in (woken, wake):
@@ -125,10 +132,10 @@ def _reap(pid: int) -> int | None:
 def _end_all(pid: int, status: int | None) -> int:
     """Kill all descendants until none is left; return the program's wait status."""
     until_s = time.monotonic() + LIMIT_S
-    if not _IS_LINUX:
+    if not _SEES_ALL:
         _send(pid, signal.SIGKILL)
     while time.monotonic() < until_s:
-        for left in _descendants() if _IS_LINUX else ():
+        for left in _descendants() if _SEES_ALL else ():
             try:
                 os.kill(left, signal.SIGKILL)
             except OSError:  # gone, or another user's
@@ -138,6 +145,8 @@ def _end_all(pid: int, status: int | None) -> int:
                 status = ended
         except ChildProcessError:
             break
+        if status is not None and not _SEES_ALL:
+            break  # what is left cannot be named
         time.sleep(_AGAIN_S)
     return signal.SIGKILL if status is None else status
 

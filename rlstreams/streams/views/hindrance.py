@@ -12,7 +12,14 @@ from rlstreams.streams.views.evaluation import EvaluationPoint
 from rlstreams.streams.views.run import StepPoint
 
 SURE = 3.0  # standard errors of a difference that is no noise
-BEFORE = 10  # steps by which chance is judged
+BEFORE = 10  # steps by which chance is judged,
+KNOWN = 128  # and groups: the share of ten groups is luck
+CHANCE = (
+    1e-5  # probability of groups without a signal: a run of small batches asks a thousand times
+)
+NEVER = 48  # groups without a signal, of a run that had none yet: three steps of the demo
+RARELY = 128  # the same, of a run that had one: a signal in fewer teaches nothing
+LEARNT = 0.1  # of the range of rewards
 SOLVED = 2.0  # mean reward over its spread: equal groups of such batches earned it all
 FALLING = -0.7  # correlation of reward and spread: the better a batch, the less its answers differ
 GROUPS_COMPARED = ("grpo", "rloo", "reinforce++baseline", "maxrl")  # advantages within a group
@@ -140,23 +147,41 @@ def is_solved(steps: Sequence[StepPoint]) -> bool:
         return False
 
 
-def begin_of_flat(steps: Sequence[StepPoint]) -> int:
-    """Index from which on no group of any step has a signal."""
-    first = len(steps)
-    while first and _is_flat(steps[first - 1]):
-        first -= 1
-    return first
+def window_of(steps: Sequence[StepPoint], least: int, *, groups: int = 0, samples: int = 0) -> int:
+    """Steps of a window that has so many groups and samples, too, of steps like the last one."""
+    of_groups = math.ceil(groups / max(1, steps[-1].num_groups))
+    return max(least, of_groups, math.ceil(samples / max(1, steps[-1].num_samples)))
 
 
-def chance_of_flat(steps: Sequence[StepPoint], first: int) -> float:
-    """Probability of the flat steps, by the share of flat groups before them; 0: none is before."""
-    before = steps[max(0, first - BEFORE) : first]
-    if not before:
-        return 0.0
-    num = sum(p.num_groups for p in before)
-    flat = sum(p.num_groups * p.metrics.get("equal_reward_groups", 0.0) for p in before)
-    share = (flat + 2) / (num + 2)  # two flat ones more: few steps prove little
-    return float(share ** sum(p.num_groups for p in steps[first:]))
+def flat_end(steps: Sequence[StepPoint]) -> Sequence[StepPoint]:
+    """The last steps, none of whose groups had a signal, once chance does not explain them.
+
+    It does if they are few groups: of a run without any signal so far, of one whose groups had one
+    too rarely, or by the share of such groups before.
+    """
+    first = next((n for n in range(len(steps), 0, -1) if not _is_flat(steps[n - 1])), 0)
+    flat, before = steps[first:], steps[:first]
+    num = sum(p.num_groups for p in flat)
+    if not flat or num >= (RARELY if before else NEVER):
+        return flat
+    is_chance = not before or _chance_of_flat(num, before) > CHANCE
+    return () if is_chance else flat
+
+
+def _chance_of_flat(num: int, before: Sequence[StepPoint]) -> float:
+    """Probability that the next `num` groups have no signal, by the groups before, if each share
+    of such groups was equally likely at first (rule of succession)."""
+    window = before[-window_of(before, BEFORE, groups=KNOWN) :]
+    known = sum(p.num_groups for p in window)
+    flat = sum(p.num_groups * p.metrics.get("equal_reward_groups", 0.0) for p in window)
+    return math.prod((flat + 1 + n) / (known + 2 + n) for n in range(num))
+
+
+def is_learnt(flat: Sequence[StepPoint], steps: Sequence[StepPoint]) -> bool:
+    """Whether steps without a signal earned nearly what the best step did."""
+    rewards = [p.reward for p in steps]
+    best, worst = max(rewards), min(rewards)
+    return best > worst and mean_reward(flat) >= best - LEARNT * (best - worst)
 
 
 def _is_flat(step: StepPoint) -> bool:

@@ -16,23 +16,23 @@ from rlstreams.streams.views.hindrance import (
     SURE,
     Hindrance,
     LearningFacts,
-    begin_of_flat,
-    chance_of_flat,
     error_of,
+    flat_end,
     group_error,
     held_out_error,
     inspect_command,
+    is_learnt,
     is_solved,
     mean_of,
     mean_reward,
     mean_staleness,
     rises,
     spread_of,
+    window_of,
 )
 from rlstreams.streams.views.run import StepPoint
 
 FLAT_STEPS = 3  # steps in a row without a signal
-CHANCE = 1e-3  # probability of so many steps without a signal, by those before them
 LAST = f"in the last {FLAT_STEPS} steps"
 PEAK_STEPS = 2  # steps of the best reward: a policy may be lost in its third
 NEVER_REWARDED = (
@@ -40,7 +40,7 @@ NEVER_REWARDED = (
     "(rollout.max_new_tokens), or are the rows too hard?"
 )
 WINDOW = 10  # steps whose mean is compared with that of others
-LONG = 60  # steps: of three sound runs of a 270M model one stood still for 35
+LONG = 6  # such windows: of three sound runs of a 270M model one stood still for 35 steps
 FAR_KL = 0.1  # nats a token between two versions; the demo has 4e-5 to 2e-3
 STILL_KL = 1e-6  # nats a token: a learning rate that teaches moves a policy farther in every step
 CLIPPED = 0.2  # share of tokens; the demo has 4e-3, with a clip of 1e-5 it has 0.32
@@ -56,6 +56,7 @@ HOT = 1.3  # temperature: above it a model says what it finds unlikely
 FELL = 0.6  # spreads of the reward: no other rows explain such a fall
 OLD = 2.0  # versions: staleness that is the first thing to lower
 FEW_GROUPS = 16  # of a window: its mean is mostly their luck below
+MANY_GROUPS = 48  # of a window: the share of those without a signal is partly luck below
 FEW_SAMPLES = 64  # of a step: a mean of fewer is mostly noise
 _AGAIN = "begin again, or branch off an earlier step (rlstreams replay branch)"
 
@@ -139,8 +140,7 @@ def is_clipped(facts: LearningFacts) -> Hindrance | None:
 def collapsed(facts: LearningFacts) -> Hindrance | None:
     """The reward is far below what it was."""
     steps = facts.steps
-    enough = math.ceil(FEW_GROUPS / max(1, steps[-1].num_groups))  # steps
-    peak, num = max(PEAK_STEPS, enough), max(FLAT_STEPS, enough)
+    peak, num = (window_of(steps, n, groups=FEW_GROUPS) for n in (PEAK_STEPS, FLAT_STEPS))
     newest = steps[-num:]
     blocks = [steps[n : n + peak] for n in range(len(steps) - num - peak + 1)]
     if not blocks:
@@ -173,11 +173,9 @@ def nothing_to_learn(facts: LearningFacts) -> Hindrance | None:
     is_flat = all(p.metrics.get("reward_std", 1.0) == 0.0 for p in newest)
     if not facts.learns_rewards or not (is_flat or facts.compares_groups):
         return None
-    first = begin_of_flat(facts.steps)
-    if len(facts.steps) - first < FLAT_STEPS or chance_of_flat(facts.steps, first) > CHANCE:
+    flat = flat_end(facts.steps)
+    if len(flat) < FLAT_STEPS or is_learnt(flat, facts.steps):
         return None
-    if first and min(p.reward for p in newest) >= max(p.reward for p in facts.steps):
-        return None  # all is learnt
     rewards = {p.reward for p in newest}
     same, cure = f"every answer was rewarded with {newest[-1].reward:g}", ""
     if is_flat and rewards == {0.0}:
@@ -194,13 +192,14 @@ def nothing_to_learn(facts: LearningFacts) -> Hindrance | None:
 
 def too_alike(facts: LearningFacts) -> Hindrance | None:
     """Most groups have no signal, and not because their rows are solved."""
-    newest = facts.steps[-WINDOW:]
+    num = window_of(facts.steps, WINDOW, groups=MANY_GROUPS)
+    newest = facts.steps[-num:]
     share = mean_of(newest, "equal_reward_groups")
-    if not facts.compares_groups or len(newest) < WINDOW or share < ALIKE or is_solved(newest):
+    if not facts.compares_groups or len(newest) < num or share < ALIKE or is_solved(newest):
         return None
     return Hindrance(
         cause="most of a batch teaches nothing",
-        evidence=f"in the last {WINDOW} steps all answers to the same prompt were rewarded alike "
+        evidence=f"in the last {num} steps all answers to the same prompt were rewarded alike "
         f"in {share:.0%} of the groups; mean reward {mean_reward(newest):.2g}",
         cure=f"{_alike_cure(facts, newest)}read some: {inspect_command(newest)}",
     )
@@ -325,9 +324,10 @@ def hardly_moves(facts: LearningFacts) -> Hindrance | None:
 def stays(facts: LearningFacts) -> Hindrance | None:
     """Neither reward nor held-out rows rose, for many steps, though groups have a signal."""
     steps, curve = facts.steps, facts.held_out
-    if len(steps) < LONG or not facts.learns_rewards:
+    num = window_of(steps, WINDOW, samples=WINDOW * FEW_SAMPLES)
+    if len(steps) < LONG * num or not facts.learns_rewards:
         return None
-    before, after = steps[:WINDOW], steps[-WINDOW:]
+    before, after = steps[:num], steps[-num:]
     error = error_of(before, after)
     has_risen = mean_reward(after) - mean_reward(before) > error
     if len(curve) > 1:

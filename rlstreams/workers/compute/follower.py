@@ -4,9 +4,10 @@ nothing.
     python -m rlstreams.workers.compute.follower FD [FOLDER]
 
 It runs the commands that arrive over the socket FD, one at a time, answers each, and reports once a
-second that it is alive. The socket closes when its trainer has ended, for whatever reason: then the
-follower exits. A stopped follower cannot see that; its reaper (`Child`) ends it. With the model's
-FOLDER it runs on another host than its trainer, which then sends the first message.
+second that it is alive, or which function of the user's has kept it for long. The socket closes
+when its trainer has ended, for whatever reason: then the follower exits. A stopped follower cannot
+see that; its reaper (`Child`) ends it. With the model's FOLDER it runs on another host than its
+trainer, which then sends the first message.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rlstreams.workers.compute.link import (
     Meeting,
 )
 from rlstreams.workers.compute.mesh import Mesh, of_rank
+from rlstreams.workers.sandbox.recorded import slow_call
 
 ALIVE_EVERY_S = 1.0
 SEND_LIMIT_S = 60.0
@@ -108,7 +110,7 @@ class Follower:
     def _say_alive(self) -> None:
         while True:
             try:
-                self._link.send(ALIVE)
+                self._link.send(slow_call() or ALIVE)
             except OSError:
                 os._exit(0)
             time.sleep(ALIVE_EVERY_S)

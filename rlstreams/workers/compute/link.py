@@ -21,7 +21,7 @@ from rlstreams.streams.process.priority import COMPUTES
 from rlstreams.workers.model.base import VISIBLE
 
 PROGRAM = "rlstreams.workers.compute.follower"
-ALIVE = "alive"  # sent by a follower between its answers
+ALIVE = "alive"  # sent by a follower between its answers; or the slow call that it is in
 BEGIN, FREE = "begin", "free"  # commands beside the methods of a rank's objects
 LOOPBACK = "127.0.0.1"
 CUT_OFF_S = 30  # a host that lost network or power closes no connection

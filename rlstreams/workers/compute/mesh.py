@@ -47,6 +47,9 @@ class Others(Protocol):
             RankLostError: a rank has ended or is silent; all are ended.
         """
 
+    def slow_calls(self) -> str:
+        """The ranks that a function of the user's has kept for long, each with the function."""
+
     def close(self) -> None:
         """End the other ranks; idempotent."""
 

@@ -360,3 +360,7 @@ class LearnerState:
         """
         if self.mesh.team is not None:
             self.mesh.team.check()
+
+    def slow_calls(self) -> str:
+        """The other ranks that a function of the user's has kept for long; "": none."""
+        return self.mesh.team.slow_calls() if self.mesh.team else ""

@@ -89,6 +89,7 @@ class _Follower:
         where = f"on {at}" if isinstance(at, str) else f"process {at.pid}"
         self.name = f"rank {rank} of the {owner} ({where})"
         self.silent_s = 0.0
+        self.slow_call = ""  # as `recorded.slow_call` in that process
         self.answers: queue.SimpleQueue[CommandResult] = queue.SimpleQueue()
         self.is_gone = False
         self._changed = changed
@@ -102,7 +103,9 @@ class _Follower:
     def _read(self) -> None:
         while (received := self.link.receive()) is not None:
             self.silent_s = 0.0
-            if received != ALIVE:
+            if isinstance(received, str):
+                self.slow_call = "" if received == ALIVE else received
+            else:
                 self.answers.put(received)
                 self._changed.set()
         self.is_gone = True
@@ -218,6 +221,10 @@ class Team:
                 self.close()
                 raise FollowerError(f"{problem}; all ranks end")
 
+    def slow_calls(self) -> str:
+        """The ranks that a function of the user's has kept for long, each with the function."""
+        return ", ".join(f"{f.name} is {f.slow_call}" for f in self._followers if f.slow_call)
+
     def is_inside(self) -> bool:
         """Whether the calling thread is running rank 0's part of a command to all."""
         return threading.get_ident() in self._inside
@@ -287,16 +294,14 @@ class Team:
         answers: dict[int, CommandResult] = {}
         explain_until_s = 0.0
         for _ in self._looks(future, answers, self._together_s, "did not do its part"):
-            found = self._out_of_memory(future, answers)
-            if found is not None:
+            if (found := self._out_of_memory(future, answers)) is not None:
                 self._free(future, answers)
                 raise found
             if self._failed(future, answers) is not None:
                 explain_until_s = explain_until_s or time.monotonic() + _EXPLAIN_S
                 if time.monotonic() > explain_until_s:
                     break
-        failed = self._failed(future, answers)
-        if failed is not None:
+        if (failed := self._failed(future, answers)) is not None:
             raise failed
         return [answers[follower.rank] for follower in self._followers]
 
@@ -323,9 +328,10 @@ class Team:
             if is_done:
                 return
             if time.monotonic() > until_s:
-                late = [f.name for f in self._followers if f.rank not in answers]
+                late = [f for f in self._followers if f.rank not in answers]
+                names = [f.name + f", {f.slow_call}," * bool(f.slow_call) for f in late]
                 self.close()
-                who = ", ".join(late) or f"rank 0 of the {self._owner}"
+                who = ", ".join(names) or f"rank 0 of the {self._owner}"
                 raise FollowerError(f"{who} {undone} within {limit_s:g} s; all ranks end")
 
     @staticmethod

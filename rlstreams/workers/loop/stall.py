@@ -121,10 +121,13 @@ class Watchdog:
     Args:
         limit_s: longest tick; 0: no watch.
         on_beat: called with each beat.
+        minds_clock: whether a clock that is set back ends the process.
     """
 
-    def __init__(self, limit_s: float, on_beat: Callable[[], None] = lambda: None) -> None:
-        self._limit_s = limit_s
+    def __init__(
+        self, limit_s: float, on_beat: Callable[[], None] = lambda: None, minds_clock: bool = True
+    ) -> None:
+        self._limit_s, self._minds_clock = limit_s, minds_clock
         self._on_beat = on_beat
         self._thread = threading.current_thread()
         self._beats = 0
@@ -159,7 +162,7 @@ class Watchdog:
                     f"{self._limit_s:g} s"
                 )
             was_s, ahead_s = ahead_s, time.time() - time.monotonic()
-            if (back_s := was_s - ahead_s) >= SET_BACK_S:
+            if (back_s := was_s - ahead_s) >= SET_BACK_S and self._minds_clock:
                 self._end(
                     f"the clock of this host was set back by {back_s:.0f} s, and what the Kafka "
                     "client waits for would come as much later"

@@ -62,7 +62,7 @@ class LedgerWriter:
         claim_offset: int = -1,
         next_step: int = 1,
     ) -> None:
-        self.state, self._detail, self._trouble = "redo", "", ""
+        self.state, self._detail, self._trouble, self._of_ranks = "redo", "", "", ""
         self._next_step = next_step
         self._num_micro_batches = 0  # at the last count
         self._log = context.log
@@ -104,7 +104,8 @@ class LedgerWriter:
             self._report()
 
     def _report(self) -> None:
-        detail = "; ".join(filter(None, (self._detail, slow_call(), self._trouble)))
+        parts = (self._detail, slow_call(), self._of_ranks, self._trouble)
+        detail = "; ".join(filter(None, parts))
         self._reporter.state(_REPORTED.get(self.state, self.state), detail)
 
     def while_reading(self, num_records: int) -> None:
@@ -114,8 +115,13 @@ class LedgerWriter:
             self._beat()
         self.heartbeat()
 
-    def progressed(self, num_micro_batches: int) -> None:
-        """Count micro-batches begun so far: the supervisor sees progress within a long step."""
+    def progressed(self, num_micro_batches: int, of_ranks: str) -> None:
+        """Count micro-batches begun so far: the supervisor sees progress within a long step.
+
+        Args:
+            of_ranks: what keeps other ranks for long; reports have it.
+        """
+        self._of_ranks = of_ranks
         if num_micro_batches > self._num_micro_batches:
             self._reporter.count(micro_batches=num_micro_batches - self._num_micro_batches)
             self._num_micro_batches = num_micro_batches

@@ -231,7 +231,8 @@ class TrainerWorker:
             self._publisher.serve()
             self._training.check()
             self._resume()
-            self._writer.progressed(self._training.learner.num_micro_batches)
+            learner = self._training.learner
+            self._writer.progressed(learner.num_micro_batches, learner.slow_calls())
             self._writer.heartbeat()
 
     def _resume(self) -> None:

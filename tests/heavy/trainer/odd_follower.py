@@ -12,17 +12,20 @@ from rlstreams.workers.compute.link import ALIVE, CommandResult, Link
 
 
 def main(descriptor: int) -> None:
-    """`idle` is never answered; any other is answered as an error of that name."""
-    link = Link(socket.socket(fileno=descriptor), 60.0)
+    """`idle` is never answered, nor `slow`, which gives what it says then; any other is answered as
+    an error of that name."""
+    link, said = Link(socket.socket(fileno=descriptor), 60.0), [ALIVE]
 
     def speak() -> None:
         while True:
-            link.send(ALIVE)
+            link.send(said[-1])
             time.sleep(0.2)
 
     threading.Thread(target=speak, daemon=True).start()
     while (received := link.receive()) is not None:
-        if received != ALIVE and received[1] != "idle":
+        if received[1] == "slow":
+            said.append(received[2][0])
+        elif received != ALIVE and received[1] != "idle":
             link.send(CommandResult(kind=received[1], failure="roll_cuda has none"))
     os._exit(0)
 

@@ -69,6 +69,15 @@ def test_a_rank_that_speaks_and_never_finishes_is_named() -> None:
             team.together(lambda: None, "idle")
 
 
+def test_a_rank_that_a_function_of_the_user_s_keeps_is_named_with_it() -> None:
+    """As it says itself: the ranks that wait for it are in no such function."""
+    with closing(Team([""], program=ODD, together_s=2.0)) as team:
+        rank = rf"rank 1 of the trainer \(process {team.processes[0]}\)"
+        told = rf"{rank}, in trainer\.loss\.kind of mine\.py:3, did not do its part within 2 s"
+        with pytest.raises(FollowerError, match=told):
+            team.together(lambda: None, "slow", "in trainer.loss.kind of mine.py:3")
+
+
 def test_whoever_waits_for_ranks_is_told_of_their_end() -> None:
     """A trainer that is closed in the middle of a step does not wait for it."""
     begun = threading.Event()

@@ -216,6 +216,30 @@ def test_a_reaper_that_is_killed_takes_its_program_along(owned: Owned) -> None:
     until(lambda: not is_alive(program), "it is gone")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides /proc from a process: root")
+def test_a_reaper_that_does_not_see_processes_ends_its_programs_group() -> None:
+    """In a container without /proc; it says what that costs."""
+    script = f"import os, sys, time; os.fork(); {SLEEPS}"
+    hidden = 'mount -t tmpfs none /proc && exec "$@"'
+    report, theirs = os.pipe()
+    words = ["unshare", "-m", "sh", "-c", hidden, "sh", sys.executable, "-I", "-S"]
+    words += [module._REAPER, str(theirs), sys.executable, "-c", script]
+    reaper = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, pass_fds=[theirs],
+    )  # fmt: skip
+    os.close(theirs)
+    program = os.read(report, 100).split()
+    os.close(report)
+    if not program:
+        pytest.skip("nothing can be mounted here")
+    assert reaper.stdout is not None
+    assert ["up", "up"] == [reaper.stdout.readline().strip() for _ in range(2)]
+    said, errors = reaper.communicate(timeout=DEADLINE_S)  # closes its input
+    assert ("", -signal.SIGKILL) == (said, reaper.returncode)  # both have closed their output
+    assert "reaper: /proc does not show this process" in errors
+
+
 def test_an_owner_that_is_killed_leaves_a_broker(owned: Owned) -> None:
     owner, program, _ = owned(Orphaned.LIVES, SLEEPS)
     owner.kill()

@@ -288,6 +288,22 @@ def test_a_start_on_a_disk_without_room_is_warned_of(
     assert [line for line in told if re.match(r"warning: [\d.]+ GB free at .*; free some, ", line)]
 
 
+@pytest.mark.parametrize(("limit", "user", "says"), [
+    (100, 1000, [Level.FAIL]), (100_000, 1000, [Level.OK]), (100, 0, []), (-1, 1000, []),
+])  # fmt: skip
+def test_too_few_threads_are_told_before_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, user: int, says: list[Level]
+) -> None:
+    """Java and Kafka's client end without naming the limit; root has none."""
+    monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr("rlstreams.check.doctor.machine.raise_limit", lambda: 65_536)
+    assert says == [check.level for check in machine.threads()]
+    if says == [Level.FAIL]:
+        with pytest.raises(ConfigError, match=r"this user may have 100 threads.*ulimit -u"):
+            preflight(demo(tmp_path))
+
+
 def test_a_folder_for_kernels_that_cannot_be_made_is_told_before_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
 def states(run: Mapping[str, Any]) -> Iterator[ViewState]:
     """The views after each step; an evaluation is known `LATE` steps later, or at the end."""
     claim = factories.trainer_started(config=msgspec.json.encode(_nested(run["config"])).decode())
-    every = [_point(run, number) for number in range(len(run["reward"]))]
+    every = [point(run, number) for number in range(len(run["reward"]))]
     for num in range(1, len(every) + 1):
         late = 0 if num == len(every) else LATE
         curve = [_evaluation(*one, run) for one in run["held_out"] if one[0] + late <= num]
@@ -70,14 +70,16 @@ def said_of(run: Mapping[str, Any]) -> list[tuple[int, str]]:
     return found
 
 
-def _point(run: Mapping[str, Any], number: int) -> StepPoint:
+def point(run: Mapping[str, Any], number: int) -> StepPoint:
+    """One step of a recorded run, from number 0."""
     mean = run["staleness"][number]
     whole = int(mean)
     tokens = {whole: round(1000 * (1 + whole - mean)), whole + 1: round(1000 * (mean - whole))}
     return StepPoint(
         step=number + 1, epoch=1, policy_version=number + 1, reward=run["reward"][number], loss=0.0,
         num_samples=run["num_samples"],
-        num_groups=max(1, run["num_samples"] // GROUP), num_tokens=1, num_masked=0,
+        num_groups=run.get("num_groups") or max(1, run["num_samples"] // GROUP), num_tokens=1,
+        num_masked=0,
         metrics={name: values[number] for name, values in run["metrics"].items()},
         staleness=tokens, started_at_ms=0,
         finished_at_ms=1000 * number, num_dropped=run["dropped"][number],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.streams.broker.jars import Jar, check, classpath, lock_file, locked
-from rlstreams.streams.broker.java import java_version
+from rlstreams.streams.broker.java import find_java, java_version
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 
 
@@ -84,6 +84,19 @@ def test_a_java_that_does_not_run_has_no_version(tmp_path: Path) -> None:
 
     assert java_version(stub) == 0
     assert java_version(tmp_path / "none") == 0
+
+
+def test_a_java_that_does_not_run_is_named_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there: to install one is no cure where a system has no room, or no /proc."""
+    stub = tmp_path / "bin/java"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\necho Could not create a thread >&2\nexit 1\n", encoding="utf-8")
+    stub.chmod(0o755)
+    monkeypatch.setattr("rlstreams.streams.broker.java._candidates", lambda: iter([stub]))
+    with pytest.raises(BrokerError, match=r"bin/java \(Could not create a thread\)"):
+        find_java()
 
 
 def test_a_java_is_asked_once(tmp_path: Path) -> None:

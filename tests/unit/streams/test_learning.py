@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from rlstreams.streams.views import learning
-from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.learning import hindrance, nothing_to_learn, stays
 from tests.unit.streams.recorded_learning import said_of, states
+from tests.unit.streams.simulated_learning import FAULT_AT, SHAPES, named_after
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 RUNS: Mapping[str, Any] = json.loads(
@@ -103,8 +104,9 @@ def test_a_reward_that_stays_is_said_after_sixty_steps() -> None:
     ((step, said),) = said_of(flat(61))
     assert (60, "the reward does not rise") == (step, said.partition(":")[0])
     assert "raise trainer.optimizer.lr by 3" in said
-    few = said_of(flat(60, num_samples=4))[-1][1]
-    assert "4 samples a step are mostly noise: raise trainer.groups_per_step" in few
+    ((step, few),) = said_of(flat(121, num_samples=32))
+    assert 120 == step, "as many samples as 60 steps of 64"
+    assert "32 samples a step are mostly noise: raise trainer.groups_per_step" in few
     hot = said_of(flat(60, config={"rollout.temperature": 1.5}))[-1][1]
     assert "lower rollout.temperature (now 1.5)" in hot
     gains = [[0, 0.25, 256], [40, 0.4, 256]]
@@ -217,11 +219,31 @@ def test_steps_without_a_signal_may_be_chance() -> None:
     run = flat(40, num_samples=32) | {"reward": [0.9] * 10 + [0.8] * 30, "held_out": []}
     run["metrics"] = {"reward_std": [0.4] * 40, "equal_reward_groups": [0.75] * 10 + [1.0] * 30}
     (step, said), *_ = [one for one in said_of(run) if one[1].startswith("nothing")]
-    assert 13 < step < 25
+    assert 13 < step < 30
     assert "rewarded alike" in said
     learnt = run | {"reward": [0.9] * 10 + [1.0] * 30}
     learnt["metrics"] = run["metrics"] | {"reward_std": [0.3] * 10 + [0.0] * 30}
     assert [] == said_of(learnt)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["learns", "easy"])
+def test_small_batches_that_learn_are_not_called_hopeless(kind: str, shape: str) -> None:
+    """Of one to four groups a step many steps in a row have no signal, by chance; and the mean of
+    ten of them is luck. `tests/bench/small_batches.py` asks 60 seeds each."""
+    checks = (nothing_to_learn, stays)
+    found = {seed: named_after(checks, kind, shape, seed, 1200) for seed in range(8)}
+    assert {} == {seed: named for seed, named in found.items() if named}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "most"), [("hard", 384), ("lost", 160), ("certain", 160)])
+def test_small_batches_without_a_signal_are_told_soon(kind: str, most: int, shape: str) -> None:
+    """After as many samples as the demo needs: 48 groups of 8; earlier if groups had one before."""
+    begin = 0 if kind == "hard" else FAULT_AT
+    for seed in range(8):
+        named = named_after((nothing_to_learn,), kind, shape, seed, begin + most)
+        assert named["nothing_to_learn"] <= begin + most
 
 
 def test_only_a_clip_that_cuts_gradients_is_told_with_its_own_setting() -> None:
