@@ -227,7 +227,7 @@ def learning_check(bus: Bus) -> Check | None:
 
 
 def releases_check(bus: Bus) -> Check | None:
-    """Releases of the workers that live, if they have several; None: no worker lives."""
+    """Releases of the workers that live; None: no worker lives, or none reports its release."""
     from rlstreams.workers.bootstrap.seats import WorkersThere
 
     with closing(WorkersThere(bus)) as there:
@@ -237,7 +237,8 @@ def releases_check(bus: Bus) -> Check | None:
     if several := releases_line(alive):
         advice = "events of all are readable; start the older ones again with the newest release"
         return warn("releases", several, advice)
-    return ok("releases", f"all workers have {alive[0].release or 'one'}") if alive else None
+    release = alive[0].release if alive else ""  # of an older release than reports have it: ""
+    return ok("releases", f"all workers have {release}") if release else None
 
 
 def _folder(config: RunConfig, host: Host) -> None:
