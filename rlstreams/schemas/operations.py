@@ -69,6 +69,7 @@ class WorkerReport:
     servers: dict[str, str] = field(default_factory=dict)  # state of each model server, by address
     loads: tuple[ServerLoad, ...] = ()  # of those that it uses
     gateway: str = ""  # where other workers reach its gateway; "": it has none for outside clients
+    release: str = ""  # version and commit of its code; empty: of a release without this field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

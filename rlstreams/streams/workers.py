@@ -81,6 +81,7 @@ class Life:
     counters: Mapping[str, float]
     heard_ms: int = 0  # its last report
     server_loads: tuple[ServerLoad, ...] = ()  # of the model servers that it uses
+    release: str = ""  # of its code; empty: not reported
     has_started: bool = False  # it has reported another state than those of a start
 
     @property
@@ -342,7 +343,7 @@ class Workers:
             worker=event.worker, role=event.role, instance=event.instance, host=event.host,
             from_ms=event.at_ms, at_ms=event.at_ms, since_ms=heard_ms, moved_ms=heard_ms,
             state=event.state, detail=event.detail, policy_version=event.policy_version,
-            counters={},
+            counters={}, release=event.release,
         )  # fmt: skip
         worker.lives[event.instance] = self._lives[event.instance] = life
         worker.window.clear()

@@ -41,6 +41,7 @@ from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.streams.views.learning import hindrance
+from rlstreams.streams.views.workers import releases_line, throughput
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker, place_of
 from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
 from rlstreams.workers.config.checks import check_address
@@ -198,16 +199,17 @@ def diagnose(config: RunConfig, host: Host = EVERYTHING) -> list[Check]:
     of_broker = _broker(config, host, bootstrap)
     is_up = bool(bootstrap or config.broker.bootstrap)
     if is_up and not host.is_alone and all(c.level is not Level.FAIL for c in of_broker):
-        of_broker += probed("learning", lambda: _learning(config))
+        of_broker += probed("learning", lambda: _of_run(config, learning_check))
+        of_broker += probed("releases", lambda: _of_run(config, releases_check))
     return [*checks, *of_broker]
 
 
-def _learning(config: RunConfig) -> Check | None:
+def _of_run(config: RunConfig, check: Callable[[Bus], Check | None]) -> Check | None:
     from rlstreams.streams.run.open_run import NoRunError, open_run
 
     try:
         with open_run(place_of(config)) as log:
-            return learning_check(log.bus)
+            return check(log.bus)
     except NoRunError:
         return None
 
@@ -222,6 +224,21 @@ def learning_check(bus: Bus) -> Check | None:
         return warn("learning", f"{found.cause}: {found.evidence}", found.cure)
     num = len(state.run.steps)
     return ok("learning", f"nothing is seen in {num:,} steps that keeps it back") if num else None
+
+
+def releases_check(bus: Bus) -> Check | None:
+    """Releases of the workers that live; None: no worker lives, or none reports its release."""
+    from rlstreams.workers.bootstrap.seats import WorkersThere
+
+    with closing(WorkersThere(bus)) as there:
+        there.catch_up()
+        found = throughput(there.workers).workers
+    alive = [worker for worker in found if worker.state not in ("silent", "stopped")]
+    if several := releases_line(alive):
+        advice = "events of all are readable; start the older ones again with the newest release"
+        return warn("releases", several, advice)
+    release = alive[0].release if alive else ""  # of an older release than reports have it: ""
+    return ok("releases", f"all workers have {release}") if release else None
 
 
 def _folder(config: RunConfig, host: Host) -> None:

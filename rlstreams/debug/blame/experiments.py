@@ -18,7 +18,7 @@ from rlstreams.debug.rerun.rebuilt import Rebuilt
 from rlstreams.debug.rerun.rerun import SavedState
 from rlstreams.schemas.events import StepCompleted
 from rlstreams.streams.log.group_ids import SampleId
-from rlstreams.workers.config.load import from_json
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.model.cut import recorded_cut
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.learn.step import NumericsError
@@ -129,7 +129,7 @@ class Experiments:
         if self.rewards is not None:
             payloads = [self._judged(p) if name_of(p) in left_out else p for p in payloads]
             left_out = frozenset()
-        section = from_json(claim.config).trainer
+        section = claimed_config(claim).trainer
         given = self.before.training, section, claim.code, event, payloads, recorded_cut(event)
         return train_recorded(*given, left_out)
 

@@ -30,11 +30,12 @@ from rlstreams.streams.log.topics import STEPS, TOPICS
 from rlstreams.streams.run.places import CONFIG_FILE
 from rlstreams.workers.config.hub import model_folder
 from rlstreams.workers.config.layers import override_layer, tree_layer
-from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_to_change
+from rlstreams.workers.config.load import merged, resolved_json, tree_to_change
 from rlstreams.workers.config.operation import BrokerSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.open import open_problems, prompt_encoder
 from rlstreams.workers.loop.agreement import other_files_text
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.model.folder import max_tokens_of, read_config
 from rlstreams.workers.prompts.handover import Handover, handover
 from rlstreams.workers.trainer.claim import read_ledger, read_ledger_at
@@ -146,7 +147,7 @@ def branch(
     ledger = read_ledger(bus, "branch")
     _check_place(ledger, step)
     claim = ledger.claims[ledger.steps[step].epoch]
-    config = branch_config(from_json(claim.config), place, step, settings)
+    config = branch_config(claimed_config(claim), place, step, settings)
     refuse_others_folder(config)
     if (Path(config.folder) / CONFIG_FILE).exists():
         raise ConfigError(

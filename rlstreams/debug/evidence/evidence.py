@@ -35,8 +35,8 @@ from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.run.run_log import RunLog
 from rlstreams.words.spelling import Spelling
-from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.trainer.claim import read_ledger
 from rlstreams.workers.trainer.guard import MEAN
 from rlstreams.workers.trainer.intake.payloads import Payload
@@ -141,7 +141,7 @@ class _Gathered:
                 self.records.add(event.step, name, message)
         self.distances += distances(samples, event.step)
         claim = ledger.claims[event.epoch]
-        again = advantages_again(event, {}, rewarded, from_json(claim.config).trainer, claim.code)
+        again = advantages_again(event, {}, rewarded, claimed_config(claim).trainer, claim.code)
         for name, was, now in zip(again.names, again.was, again.now, strict=True):
             is_close = bool(np.isclose(was, now, rtol=CLOSE, atol=CLOSE))
             message = f"{was:.4g} recorded, its group's rewards give {now:.4g}"

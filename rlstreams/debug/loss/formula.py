@@ -105,7 +105,7 @@ def numbers(bus: Bus, step: int) -> Iterator[str]:
 
     Raises ConfigError: there is no such step.
     """
-    from rlstreams.workers.config.load import from_json
+    from rlstreams.workers.loop.claims import claimed_config
     from rlstreams.workers.trainer.claim import read_ledger
     from rlstreams.workers.trainer.redo.redo import read_step
 
@@ -114,7 +114,7 @@ def numbers(bus: Bus, step: int) -> Iterator[str]:
         raise ConfigError(f"there is no step {step}: the log has steps up to {ledger.last_step}")
     fact = ledger.steps[step]
     claim = ledger.claims[fact.epoch]
-    trainer = from_json(claim.config).trainer
+    trainer = claimed_config(claim).trainer
     event, payloads = read_step(bus, fact, lambda _: None)
     yield from formula(trainer, claim.code)
     yield ""

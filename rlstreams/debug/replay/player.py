@@ -28,8 +28,8 @@ from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import SCHEMAS
 from rlstreams.streams.recording import NotRecordedError, Recording
 from rlstreams.streams.recording.table import facts_of
-from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
+from rlstreams.workers.loop.claims import config_by
 from rlstreams.workers.loop.pending import commit
 
 ENDLESS = sys.maxsize - 1  # the last step of a range without an end
@@ -193,9 +193,14 @@ def play(
 def recorded_config(recording: Recording) -> RunConfig:
     """Return the recorded run's configuration at its newest claim.
 
-    Raises ConfigError: it names a field that this release does not know.
+    Raises as `config_by`.
     """
-    return from_json(recording.manifest.config)
+    of_trainer = {
+        name.removeprefix("trainer."): value
+        for name, value in recording.manifest.versions.items()
+        if name.startswith("trainer.")
+    }
+    return config_by(recording.manifest.config, of_trainer)
 
 
 def replay_config(recording: Recording, *, run_id: str, folder: str, bootstrap: str) -> RunConfig:

@@ -57,8 +57,12 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
     planned = _cut_again(step, config.trainer).sizes
     order = [(s.group_id, s.sample, s.oldest_policy_version) for s in event.samples]
     plan_order = [(s.seen.group_id, s.seen.sample, s.oldest_policy_version) for s in plan.samples]
+    # An older release recorded fewer figures: what it did not record is contradicted by nothing.
+    metrics = {name: again.metrics[name] for name in event.metrics if name in again.metrics}
+    staleness = again.batch.staleness if event.staleness else {}
+    anchors = again.batch.anchors if event.anchors else {}
     figures = _figures(event.metrics, event.staleness, event.anchors)
-    figures_now = _figures(again.metrics, again.batch.staleness, again.batch.anchors)
+    figures_now = _figures(metrics, staleness, anchors)
     is_cut = _is_cut_of(event, planned)
     heads = (event.value_head_hash, again.value_head_hash)
     rows: list[tuple[str, object, object, str]] = [
@@ -74,7 +78,7 @@ def compare(step: RedoneStep, config: RunConfig, parameter: str = "") -> list[Fi
         ),
         ("loss", event.loss, again.loss, ""),
         ("gradient norm", event.metrics.get("grad_norm", math.nan), again.metrics["grad_norm"], ""),
-        ("other figures", figures, figures_now, _first_figure(event.metrics, again.metrics)),
+        ("other figures", figures, figures_now, _first_figure(event.metrics, metrics)),
         *([("value head", *heads, "")] if any(heads) else []),
         ("weights after", event.weight_hash, again.weight_hash, parameter),
     ]

@@ -20,9 +20,9 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import SCORED
 from rlstreams.workers.compute.team import team_of
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.model.base import EngineError
 from rlstreams.workers.model.device import nearest_devices
 from rlstreams.workers.trainer.claim import read_ledger
@@ -82,7 +82,7 @@ def steps_again(
             server.publish(version, training.learner.weights(), training.weight_hash)
         for number in range(first, last + 1):
             step = before.again(number)
-            recorded = from_json(ledger.claims[step.fact.epoch].config)
+            recorded = claimed_config(ledger.claims[step.fact.epoch])
             if server:
                 version = step.recorded.policy_version
                 server.publish(version, training.learner.weights(), training.weight_hash)
@@ -143,7 +143,7 @@ class Rebuilt:
 
     def section(self, step: int) -> TrainerSection:
         """Return the trainer's section that the step was trained under."""
-        return from_json(self.ledger.claims[self.ledger.steps[step].epoch].config).trainer
+        return claimed_config(self.ledger.claims[self.ledger.steps[step].epoch]).trainer
 
     def environment(self, step: int) -> str:
         """Return the differences of this environment from that of the step's claim; "": none."""
@@ -248,7 +248,7 @@ def _before(
     last: int,
     checkpoints: Sequence[Path],
 ) -> Iterator[Rebuilt]:
-    with closing(_training(config, from_json(claim.config))) as training:
+    with closing(_training(config, claimed_config(claim))) as training:
         found = Rebuilt(bus, ledger, training)
         found.started_from = _start(training, ledger, claim, config, first, checkpoints)
         needed = range(training.learner.step_number + 1, last + 1)

@@ -22,10 +22,11 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.pace import MEASURED
 from rlstreams.workers.config.layers import override_layer, tree_layer
-from rlstreams.workers.config.load import from_json, merged, resolved_json, tree_to_change
+from rlstreams.workers.config.load import merged, resolved_json, tree_to_change
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.user_code import source_texts
 from rlstreams.workers.loop.agreement import code_digests, own_code
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.trainer.family import differing as differing_fields
 from rlstreams.workers.trainer.intake.payloads import Payload
 from rlstreams.workers.trainer.intake.validation import check_reference
@@ -280,7 +281,7 @@ def rerun(
     with rebuilt(bus, config, step, step, checkpoints=checkpoints) as before:
         training = before.training
         claim = before.ledger.claims[before.ledger.steps[step].epoch]
-        recorded = from_json(claim.config)
+        recorded = claimed_config(claim)
         changed = None if settings is None else changed_config(recorded, settings)
         code = changed_code(changed, settings or (), claim.code) if changed else {}
         before.go_to(step - 1)

@@ -206,6 +206,8 @@ def _workers(state: ViewState) -> Iterator[MetricFamily]:
     yield each("state", "1 for the state of the newest report", states, "state")
     hosts = {(w.worker, w.role, w.host): 1.0 for w in workers if w.host}
     yield each("host", "1 for the host that the worker is on", hosts, "host")
+    releases = {(w.worker, w.role, w.release): 1.0 for w in workers if w.release}
+    yield each("release", "1 for the release of the worker's code", releases, "release")
     versions = {(w.worker, w.role): w.policy_version for w in workers}
     yield each("policy_version", "Version held; -1: none", versions)
     times = {(w.worker, w.role): w.at_ms / 1000 for w in workers}

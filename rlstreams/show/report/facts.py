@@ -16,9 +16,10 @@ from rlstreams.streams.views.evaluation import HeldOutAnswer
 from rlstreams.streams.views.feed import ViewState
 from rlstreams.streams.views.pace import pace_line, ranks_of, shortage
 from rlstreams.streams.views.run import StepPoint
+from rlstreams.streams.views.workers import releases_line
 from rlstreams.words.sample_detail import SampleDetail
 from rlstreams.workers.config.layers import leaves
-from rlstreams.workers.trainer.family import branch_line
+from rlstreams.workers.trainer.family import branch_line, computed_with
 
 VERSION_COLORS = 5  # classes v0 to v4
 STEP_HEAD = ("step", "version", "reward", "loss", "KL", "entropy", "gradient", "clipped",
@@ -82,6 +83,7 @@ def facts(state: ViewState) -> list[tuple[str, str]]:
         "rollout's device": get("rollout.device") if get("rollout.engine") == "builtin" else "",
         "largest staleness": get("trainer.max_staleness"),
         "hosts": ", ".join(host for host in hosts if host),
+        "releases of workers": releases_line(state.throughput.workers),
         "commit": versions.get("commit", ""),
         "versions": ", ".join(
             f"{name} {versions[name]}"
@@ -241,7 +243,7 @@ def shown_answer(answer: HeldOutAnswer, pieces: Iterator[tuple[int, str]]) -> di
 
 
 def claim_changes(claims: Sequence[TrainerStarted]) -> list[str]:
-    """Fields and files in which each claim differs from the one before; "": in none."""
+    """Fields, files and versions in which each claim differs from the one before; "": in none."""
     found = [""] if claims else []
     for before, claim in pairwise(claims):
         rows = differences([[before], [claim]])
@@ -250,16 +252,19 @@ def claim_changes(claims: Sequence[TrainerStarted]) -> list[str]:
 
 
 def differences(claims: Sequence[Sequence[TrainerStarted]]) -> list[list[str]]:
-    """Fields, and files, in which the newest claims of several runs differ, a column each."""
-    found = [dict(leaves(config_of(of_one))) | _hashes(of_one) for of_one in claims]
+    """Fields, files and versions in which the newest claims of runs differ, a column each."""
+    found = [_fields(of_one) for of_one in claims]
     names = sorted({name for fields in found for name in fields})
     rows = [[name, *(str(fields.get(name, "-")) for fields in found)] for name in names]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
-def _hashes(claims: Sequence[TrainerStarted]) -> dict[str, str]:
-    hashes = claims[-1].hashes if claims else {}
-    return {f"SHA-256 of {name}": digest[:12] for name, digest in hashes.items()}
+def _fields(claims: Sequence[TrainerStarted]) -> dict[str, object]:
+    if not claims:
+        return {}
+    hashes = {f"SHA-256 of {name}": digest[:12] for name, digest in claims[-1].hashes.items()}
+    versions = {f"trainer's {name}": version for name, version in claims[-1].versions.items()}
+    return computed_with(claims[-1].config) | hashes | versions
 
 
 SUMMARY = ("steps", "held_out", "reward", "samples", "time")

@@ -16,14 +16,15 @@ import itertools
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlstreams.schemas import DecodeError
+from rlstreams.schemas import EVENTS, DecodeError, fingerprint, schema_text
 from rlstreams.schemas.avro import fingerprint_of_foreign
 from rlstreams.schemas.events import Event
 from rlstreams.streams.digests import file_sha256
@@ -31,7 +32,7 @@ from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.codec import decoded
 from rlstreams.streams.log.record import Partition, Position, RawRecord, Record
 from rlstreams.streams.log.text import counted
-from rlstreams.streams.log.topics import TOPICS
+from rlstreams.streams.log.topics import SCHEMAS, TOPICS
 from rlstreams.streams.recording.manifest import (
     SUFFIX,
     DamagedError,
@@ -51,6 +52,14 @@ from rlstreams.streams.recording.table import (
 )
 
 E = TypeVar("E", bound=Event)
+
+
+@cache
+def own_prints() -> frozenset[bytes]:
+    """Fingerprints of this release's schemas."""
+    return frozenset(fingerprint(schema_text(cls.__name__)) for cls in EVENTS)
+
+
 _HELD_GROUPS = 8  # row groups kept in memory, the last used
 
 
@@ -86,6 +95,7 @@ class Recording(Closing):
             self._by_partition.setdefault(group.partition, []).append(group)
             self.num_by_file[group.file] += group.num_records
             self.num_by_topic[group.partition.topic] += group.num_records
+        self.schemas |= self._published()
 
     @property
     def num_records(self) -> int:
@@ -215,6 +225,19 @@ class Recording(Closing):
         self.schemas |= {fingerprint_of_foreign(text) or b"": text for text in footer.schemas}
         self.spans |= {Partition(t, n): (a, b) for t, n, a, b in footer.positions}
         self.groups += groups
+
+    def _published(self) -> dict[bytes, str]:
+        """Schema texts in the recorded topic `schemas`, as far as it can be read, but for ours.
+
+        A footer lacks those of the release that recorded: to us it may be another one.
+        """
+        found: dict[bytes, str] = {}
+        with suppress(RecordingError):  # `verify` names the file
+            for raw in self.records([SCHEMAS.name]):
+                text = bytes(raw.value).decode("utf-8", "replace")
+                if print_ := fingerprint_of_foreign(text):
+                    found[print_] = text
+        return {print_: text for print_, text in found.items() if print_ not in own_prints()}
 
     def _read_group(self, group: RowGroup) -> dict[int, RawRecord]:
         """Return the records of a row group by offset."""

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlstreams.schemas import EVENTS, Event, fingerprint, schema_text
+from rlstreams.schemas import Event, fingerprint
 from rlstreams.streams.log.bus import Closing
 from rlstreams.streams.log.owner_lock import OwnedError, take
 from rlstreams.streams.log.record import Partition, RawRecord
@@ -31,7 +31,7 @@ from rlstreams.streams.recording.manifest import (
     recorded_file,
     save,
 )
-from rlstreams.streams.recording.reader import Recording
+from rlstreams.streams.recording.reader import Recording, own_prints
 from rlstreams.streams.recording.table import (
     INDEXED,
     SCHEMA,
@@ -71,7 +71,6 @@ class RecordingWriter(Closing):
         self._parquet: pq.ParquetWriter | None = None
         # Records that came behind an incomplete one are in the files, and are delivered again.
         self._written: set[tuple[str, int, int]] = set()
-        self._ours = {fingerprint(schema_text(cls.__name__)) for cls in EVENTS}
         _begun(folder, manifest)  # a folder that is refused stays as it is
         folder.mkdir(parents=True, exist_ok=True)
         self._held = ExitStack()
@@ -111,7 +110,7 @@ class RecordingWriter(Closing):
 
     def learn(self, text: str) -> None:
         """Note a schema; another release's goes into the files to come."""
-        if (print_ := fingerprint(text)) not in self._ours:
+        if (print_ := fingerprint(text)) not in own_prints():
             self.schemas[print_] = text
 
     def commit(self, positions: Mapping[Partition, int], first: Mapping[Partition, int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlstreams.schemas.events import PolicyLoaded, ServerLoad
@@ -29,6 +29,7 @@ class WorkerView:
     at_ms: int
     from_ms: int = 0  # first report of its first process
     host: str = ""
+    release: str = ""  # of its code; empty: not reported
     server_loads: tuple[
         ServerLoad, ...
     ] = ()  # of the model servers that it uses; empty if it is silent
@@ -82,8 +83,19 @@ def _shown(workers: Workers, worker: Worker) -> WorkerView:
         at_ms=life.at_ms,
         from_ms=next(iter(worker.lives.values())).from_ms,
         host=life.host,
+        release=life.release,
         server_loads=() if is_silent or life.state == "stopped" else life.server_loads,
     )
+
+
+def releases_line(workers: Sequence[WorkerView]) -> str:
+    """Releases of the workers' newest processes, with the workers of each; "": there is one."""
+    found: dict[str, list[str]] = {}
+    for worker in workers:
+        found.setdefault(worker.release or "one that is not reported", []).append(worker.worker)
+    if len(found) < 2:
+        return ""
+    return "; ".join(f"{release}: {', '.join(names)}" for release, names in found.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

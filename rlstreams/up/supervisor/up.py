@@ -52,7 +52,6 @@ from rlstreams.workers.bootstrap.parts import (
 )
 from rlstreams.workers.config.checks import check_address
 from rlstreams.workers.config.hub import model_folder
-from rlstreams.workers.config.layers import leaves
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
@@ -61,11 +60,13 @@ from rlstreams.workers.loop.agreement import (
     WEIGHTS,
     code_digests,
     other_files,
+    other_versions,
     own_code,
     tokenizer_hash,
     user_code_hashes,
     weights_digest,
 )
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.loop.control import DRAINING, READ_S, RUNNING, desired
 from rlstreams.workers.loop.foreign import EventReader
 from rlstreams.workers.trainer.family import branch_line, differing
@@ -269,9 +270,10 @@ def _say_changes(bus: Bus, watcher: Watcher, config: RunConfig, *, is_resumed: b
         return
     # As the trainer does before its claim, but a minute of starts earlier.
     check_tail(bus, watcher.ledger, config.run.id, Path(config.folder))
+    claimed_config(claims[-1])  # of a newer release: refused, with the names of both
     found = changes(claims[-1].config, resolved_json(config))
     refuse_other_model(config, claims[-1])  # weights of another model.dtype are other ones
-    found += file_changes(config, claims[-1])
+    found += [*file_changes(config, claims[-1]), *other_versions(claims[-1])]
     changed = "; ".join(f"{name}: {was} -> {is_}" for name, was, is_ in found)
     watcher.say(f"continuing at step {watcher.step + 1}; changed: {changed or 'nothing'}")
 
@@ -323,10 +325,9 @@ def changes(before: str, now: str) -> list[tuple[str, object, object]]:
     Raises:
         ConfigError: a field that may not change did.
     """
-    known, found = dict(leaves(json.loads(before))), differing(before, now)
+    found = differing(before, now)
     for name, was, is_ in found:
-        # A field that an earlier version did not know has the value that it computed with.
-        if name in known and any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
+        if any(f"{name}.".startswith(f"{fixed}.") for fixed in FIXED):
             raise ConfigError(
                 f"{name} is {is_}, but the run was started with {was}: "
                 "restore it, or choose another run.id"

@@ -25,10 +25,10 @@ from rlstreams.streams.run.run_log import RunLog
 from rlstreams.workers.bootstrap.parts import place_of
 from rlstreams.workers.config.engine import VISIBLE, EngineSection
 from rlstreams.workers.config.hub import is_hub_name
-from rlstreams.workers.config.load import from_json, over
+from rlstreams.workers.config.load import over
 from rlstreams.workers.config.run import BUILTIN, RunConfig
 from rlstreams.workers.loop.agreement import is_user_code, user_code_hashes
-from rlstreams.workers.loop.claims import newest_claim
+from rlstreams.workers.loop.claims import config_by, newest_claim
 from rlstreams.workers.loop.foreign import events_now, near_end
 from rlstreams.workers.loop.host import host_name
 from rlstreams.workers.weights import file
@@ -129,7 +129,7 @@ def configured(claim: TrainerStarted, own: Sequence[str]) -> RunConfig:
         ConfigError: an unknown field, of a newer release than ours for instance.
     """
     origin = f"the claim of epoch {claim.epoch}"
-    theirs = from_json(claim.config, origin)
+    theirs = config_by(claim.config, claim.versions, origin)
     theirs = replace(theirs, broker=replace(theirs.broker, options={}))
     if not theirs.is_served:
         return over(theirs, own, origin)

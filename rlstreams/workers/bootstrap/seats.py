@@ -21,7 +21,7 @@ from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.streams.workers import JOIN_S, JOINED_FROM, JOINING, SILENT_S, Workers
 from rlstreams.workers.loop.foreign import EventReader
-from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.host import host_name, release
 
 SEAT_S = 60.0  # a dead writer's transaction may hide the newest records for half of it
 # Reports that far back are read, an hour of it for a clock of ours that is ahead of the others': a
@@ -119,6 +119,7 @@ class Seats:
             policy_version=NO_VERSION,
             at_ms=now_ms(),
             host=host_name(),
+            release=release(),
         )
         with self._bus.appender() as appender:
             place = appender.append(outgoing(WORKER_EVENTS, report)).result(SEAT_S)

@@ -20,7 +20,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.run.places import CONFIG_FILE, what_is
 from rlstreams.workers.config.across import check_across, check_start
-from rlstreams.workers.config.fields import REMOVED
+from rlstreams.workers.config.fields import REMOVED, FieldError
 from rlstreams.workers.config.layers import (
     Layer,
     Tree,
@@ -157,6 +157,11 @@ def read_json(path: Path) -> RunConfig:
         raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
     except UnicodeDecodeError as err:
         raise ConfigError(f"{path}: not UTF-8 text: {err}") from err
+    except ConfigError as err:
+        if not isinstance(err.__cause__, FieldError):
+            raise
+        newer = "a newer rlstreams than this one wrote it: take that one"
+        raise ConfigError(f"{err}; {newer}") from err
 
 
 def tree_to_change(config: RunConfig, fields: Collection[str]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from rlstreams.streams.digests import file_sha256
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topic_plan import SHARED
 from rlstreams.workers.config.hub import found_folder, model_folder
-from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.run import START, RunConfig
 from rlstreams.workers.config.user_code import code_hashes, option_hashes, source_texts
 from rlstreams.workers.dataset.identity import data_hashes
-from rlstreams.workers.loop.host import NOT_INSTALLED, commit, library_versions
+from rlstreams.workers.loop.claims import claimed_config
+from rlstreams.workers.loop.host import NOT_INSTALLED, commit, library_versions, release_of
 from rlstreams.workers.weights.folder_digest import folder_digest
 
 COMPUTED_WITH: Mapping[str, tuple[str, ...]] = {
@@ -103,9 +103,9 @@ def disagreement(config: RunConfig, role: str, claim: TrainerStarted) -> str:
     Files are compared as they were when the worker began: `other_files_text`.
     """
     try:
-        theirs = from_json(claim.config)
+        theirs = claimed_config(claim)
     except ConfigError as err:
-        return f"{err} (the trainer's release is {claim.versions.get('rlstreams', 'unknown')})"
+        return str(err)
     ours_by_name = dict(_values(msgspec.to_builtins(config), role))
     theirs_by_name = dict(_values(msgspec.to_builtins(theirs), role))
     found = [
@@ -213,24 +213,32 @@ def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
 
 
 def other_release(claim: TrainerStarted) -> str:
-    """Releases of this code and of its libraries, here and at the trainer, where they differ;
-    events of both are readable."""
+    """Text on `other_versions`; events of both releases are readable."""
+    return "; ".join(
+        f"{name} is {here} here and {there} at the trainer"
+        for name, there, here in other_versions(claim)
+    )
+
+
+def other_versions(claim: TrainerStarted) -> list[tuple[str, str, str]]:
+    """Our code and its libraries where another release of them is here: name, version of the
+    trainer that made the claim, version here."""
     here, there = library_versions(), dict(claim.versions)
     ours, theirs = commit(), claim.versions.get("commit", "")
     if ours and theirs:
-        here["rlstreams"] += f" (commit {ours})"
-        there["rlstreams"] = f"{there.get('rlstreams', '')} (commit {theirs})"
-    return "; ".join(
-        f"{name} is {own} here and {there[name]} at the trainer"
+        here["rlstreams"] = release_of({**here, "commit": ours})
+        there["rlstreams"] = release_of(there)
+    return [
+        (name, there[name], own)
         for name, own in here.items()
         if NOT_INSTALLED not in (own, there.get(name, NOT_INSTALLED)) and own != there[name]
-    )
+    ]
 
 
 def out_of_reach(claim: TrainerStarted, host: str) -> str:
     """Reason that no worker on `host` can pull weights from that trainer; empty: none."""
     try:
-        weights = from_json(claim.config).weights
+        weights = claimed_config(claim).weights
     except ConfigError:
         return ""  # `disagreement` reports it
     is_elsewhere = bool(claim.host) and claim.host != host

@@ -1,14 +1,20 @@
-"""The newest claim in `steps`, found from its end, without the history of a long run."""
+"""The newest claim in `steps`, found from its end, without the history of a long run; and the
+configuration of a claim."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from rlstreams.schemas.events import TrainerHeartbeat, TrainerStarted
+from rlstreams.schemas.events import RunBranched, TrainerHeartbeat, TrainerStarted
 from rlstreams.streams.log.bus import Bus
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.record import Partition
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.config.load import from_json
+from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.foreign import EventReader, near_end
+from rlstreams.workers.loop.host import release, release_of
 
 STEPS_PARTITION = Partition(STEPS.name, 0)
 TAIL = 64  # offsets: a trainer's last heartbeat is not far from the end
@@ -46,3 +52,27 @@ def newest_claim(bus: Bus, reader: str) -> TrainerStarted | None:
                 elif isinstance(record.event, TrainerHeartbeat):
                     beat = record.event
     return claim if claim or not beat else claim_at(bus, beat.claim_offset, reader)
+
+
+def claimed_config(claim: TrainerStarted | RunBranched) -> RunConfig:
+    """The configuration of a claim, or of a branch's parent; raises as `config_by`."""
+    return config_by(claim.config, claim.versions)
+
+
+def config_by(text: str, versions: Mapping[str, str], origin: str = "") -> RunConfig:
+    """A configuration that another release may have recorded.
+
+    Args:
+        versions: of its writer, as a claim has them.
+        origin: as for `from_json`.
+
+    Raises:
+        ConfigError: a field or value that this release does not know; names it and both releases.
+    """
+    try:
+        return from_json(text, origin) if origin else from_json(text)
+    except ConfigError as err:
+        raise ConfigError(
+            f"{err}; rlstreams {release_of(versions) or 'of an unknown version'} recorded it, and "
+            f"this is {release()}: take that release, or a newer one"
+        ) from err

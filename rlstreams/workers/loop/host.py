@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -32,6 +33,18 @@ def version_of(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return NOT_INSTALLED
+
+
+@cache
+def release() -> str:
+    """Version and commit of our own code, as reports and refusals name it."""
+    return release_of({"rlstreams": version_of("rlstreams"), "commit": commit()})
+
+
+def release_of(versions: Mapping[str, str]) -> str:
+    """Version and commit in a claim's `versions`; empty: it has none."""
+    name, made_of = versions.get("rlstreams", ""), versions.get("commit", "")
+    return f"{name} (commit {made_of})" if name and made_of else name
 
 
 @cache

@@ -14,7 +14,7 @@ from rlstreams.streams.log.record import Outgoing, Partition
 from rlstreams.streams.log.topics import WORKER_EVENTS
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.foreign import EventReader
-from rlstreams.workers.loop.host import host_name
+from rlstreams.workers.loop.host import host_name, release
 from rlstreams.workers.loop.stall import StuckWatch, limits_of
 
 EVERY_S = 1.0
@@ -82,6 +82,7 @@ class Reporter:
             servers=dict(self._servers),
             loads=tuple(self.server_loads),
             gateway=self.gateway,
+            release=release(),
         )
         self._context.on_report(report, self.figures)
         if now >= self._next_line:

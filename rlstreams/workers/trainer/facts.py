@@ -13,7 +13,7 @@ from rlstreams.streams.log.bus import Bus, existing
 from rlstreams.streams.log.codec import now_ms
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.topics import POLICY_VERSIONS, STEPS, TOPICS
-from rlstreams.workers.config.load import from_json, resolved_json
+from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.dataset.identity import data_hashes
 from rlstreams.workers.loop.agreement import (
@@ -28,6 +28,7 @@ from rlstreams.workers.loop.agreement import (
     user_code_hashes,
     weights_digest,
 )
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.loop.compared import AGAIN
 from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.host import commit, host_name, library_versions
@@ -138,7 +139,7 @@ def check_same_run(before: TrainerStarted, now: TrainerStarted) -> None:
     Raises:
         ConfigError: names the difference, with both values.
     """
-    for name, was, is_ in _fixed(before, from_json(now.config), now.hashes):
+    for name, was, is_ in _fixed(before, claimed_config(now), now.hashes):
         _refuse(now.run, name, was, is_, "give the new one another run.id")
     for topic in sorted(before.topic_ids):
         was_id, is_id = before.topic_ids[topic], now.topic_ids.get(topic)
@@ -169,7 +170,7 @@ def _fixed(
     before: TrainerStarted | RunBranched, new: RunConfig, hashes: Mapping[str, str]
 ) -> list[tuple[str, object, object]]:
     """Facts that may not change while a run goes on: name, value before, value now."""
-    old = from_json(before.config)
+    old = claimed_config(before)
     pairs: list[tuple[str, object, object]] = [
         ("model.dtype", old.model.dtype, new.model.dtype)  # another dtype makes another model
     ]

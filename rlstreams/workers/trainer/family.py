@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 from rlstreams.schemas.events import RunBranched
+from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.layers import leaves
+from rlstreams.workers.config.load import from_json, tree_of
 
 # Each run has its own values for these, even a branch.
 _OWN = ("run.id", "run.dir", "broker.", "demo.")
@@ -15,10 +17,22 @@ Changed = tuple[str, object, object]  # dotted name, old value, new value
 
 
 def differing(before: str, now: str) -> list[Changed]:
-    """Fields of two resolved configurations, JSON, that differ; None: no such field."""
-    old, new = dict(leaves(json.loads(before))), dict(leaves(json.loads(now)))
+    """Fields of two recorded configurations, JSON, that differ; None: no such field.
+
+    A field that an earlier release did not know has the value that it computed with.
+    """
+    old, new = computed_with(before), computed_with(now)
     names = sorted(old.keys() | new.keys())
     return [(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)]
+
+
+def computed_with(config: str) -> dict[str, object]:
+    """Every field of a recorded configuration by dotted name; of one that this release does not
+    know, the fields that it has."""
+    try:
+        return dict(leaves(tree_of(from_json(config))))
+    except ConfigError:
+        return dict(leaves(json.loads(config)))
 
 
 def changed_since(branch: RunBranched, config: str) -> list[Changed]:

@@ -16,12 +16,18 @@ import pytest
 from rlstreams.__main__ import main
 from rlstreams.check.doctor import machine
 from rlstreams.check.doctor.check import Host, Level, probed
-from rlstreams.check.doctor.diagnose import _of_model, diagnose, learning_check, preflight
+from rlstreams.check.doctor.diagnose import (
+    _of_model,
+    diagnose,
+    learning_check,
+    preflight,
+    releases_check,
+)
 from rlstreams.check.doctor.model import check_layouts, check_routers, read_model
 from rlstreams.streams.broker.jars import num_missing
-from rlstreams.streams.log.codec import outgoing
+from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
-from rlstreams.streams.log.topics import STEPS
+from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
 from tests import factories
@@ -256,6 +262,33 @@ def test_a_run_under_way_is_asked_why_it_does_not_learn() -> None:
     assert (late := learning_check(bus)) is not None
     assert (late.level, late.found[:22]) == (Level.WARN, "nothing can be learnt:")
     assert "rlstreams inspect --step 3 RUN" in late.advice
+
+
+def test_a_fleet_of_several_releases_is_named() -> None:
+    """By the newest reports of workers that live; one of an older release names none."""
+    bus = MemoryBus(made_log("demo"), "demo")
+    producer, now = bus.producer("trainer"), now_ms()
+
+    def report(worker: str, release: str, state: str = "working") -> None:
+        role, instance = worker.partition("-")[0], f"{worker} {release}"
+        event = factories.worker_report(
+            worker=worker, role=role, instance=instance, state=state, release=release, at_ms=now
+        )
+        producer.commit([outgoing(WORKER_EVENTS, event)])
+
+    assert releases_check(bus) is None
+    report("trainer-0", "0.2.0 (commit b)")
+    report("prompts-0", "0.1.0 (commit a)", "stopped")
+    assert (one := releases_check(bus)) is not None
+    assert (one.level, one.found) == (Level.OK, "all workers have 0.2.0 (commit b)")
+    report("rollout-0", "0.1.0 (commit a)")
+    report("rollout-1", "")
+    assert (several := releases_check(bus)) is not None
+    assert several.level is Level.WARN
+    assert several.found == (
+        "0.1.0 (commit a): rollout-0; one that is not reported: rollout-1; "
+        "0.2.0 (commit b): trainer-0"
+    )
 
 
 def test_a_port_in_use() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlstreams.schemas import EVENTS, fingerprint
 from rlstreams.schemas.events import (
     Event,
     TrainerHeartbeat,
@@ -22,13 +23,14 @@ from rlstreams.streams.recording import (
     RecordingError,
     RecordingManifest,
     RecordingWriter,
+    writer,
 )
 from rlstreams.streams.recording.bus import RecordingBus
 from rlstreams.streams.recording.recorder import DONE, ORDER, Recorder
 from tests import factories
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
-from tests.newer_release import newer, publish
+from tests.newer_release import newer, newer_text, publish
 from tests.unit.recording.recordings import TOPIC_OF
 
 BY_NAME = {topic.name: topic for topic in TOPICS}
@@ -141,6 +143,23 @@ def test_a_schema_that_cannot_be_asked_for_costs_no_record(
     world.record()
     with Recording(world.folder) as recording:
         assert 3 == len(list(recording.events(TrainerHeartbeat)))
+
+
+def test_a_recording_that_a_newer_release_made_is_read_by_the_schemas_of_its_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are its own ones to whoever recorded, so no footer has them; the topic does."""
+    beat = outgoing(STEPS, factories.heartbeat())
+    publish(world.bus)
+    with world.bus.producer("newer") as producer:
+        producer.commit([beat, newer(beat)])
+    with monkeypatch.context() as patch:
+        theirs = frozenset(fingerprint(newer_text(kind.__name__)) for kind in EVENTS)
+        patch.setattr(writer, "own_prints", lambda: theirs)
+        world.record()
+    with Recording(world.folder) as recording:
+        assert theirs == recording.schemas.keys()
+        assert 2 == len(list(recording.events(TrainerHeartbeat)))
 
 
 def test_the_end_of_a_run_is_seen(world: World) -> None:

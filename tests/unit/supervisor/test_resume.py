@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.up.supervisor.up import changes, refuse_other_model
-from rlstreams.workers.config.load import load, resolved_json
+from rlstreams.workers.config.load import from_json, load, resolved_json
 from rlstreams.workers.config.run import RolloutSection, RunConfig, RunSection
 from rlstreams.workers.loop.agreement import WEIGHTS, weights_digest
 from rlstreams.workers.trainer.facts import hashes_of
@@ -31,6 +32,15 @@ def test_every_change_is_told() -> None:
     now = RunConfig(rollout=RolloutSection(slots=8))
     assert changes(resolved_json(before), resolved_json(now)) == [("rollout.slots", 64, 8)]
     assert changes(resolved_json(now), resolved_json(now)) == []
+
+
+def test_a_field_that_an_older_release_did_not_know_has_the_value_that_it_computed_with() -> None:
+    """So an upgrade alone is no change, and a default that means another computation is one."""
+    tree = json.loads(resolved_json(RunConfig()))
+    del tree["trainer"]["loss"]["clip_dual"], tree["engine"]["adapt"], tree["guard"], tree["agent"]
+    found = changes(json.dumps(tree), resolved_json(RunConfig()))
+    assert [("trainer.loss.clip_dual", 0.0, 3.0)] == found
+    assert changes(json.dumps(tree), resolved_json(from_json(json.dumps(tree)))) == []
 
 
 def test_another_seed_is_another_run() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ from rlstreams.up.supervisor.watcher import Watcher
 from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.config.run import RunConfig, RunSection
 from rlstreams.workers.loop.control import ControlFollower
+from rlstreams.workers.loop.host import release
 from tests.factories import (
     control_state,
     policy_published,
@@ -251,6 +254,39 @@ def test_a_ledger_that_lost_its_tail_is_refused_before_a_role_starts(tmp_path: P
     with watching(bus) as watcher:
         watcher.catch_up()
         with pytest.raises(ConfigError, match=r"the end of steps is lost. Its newest step is 1"):
+            _say_changes(bus, watcher, config, is_resumed=True)
+
+
+OLDER = {"rlstreams": "0.0.9", "commit": "abc", "torch": "2.10.0"}
+
+
+def test_a_resumed_run_names_releases_of_code_and_libraries_that_are_others(
+    tmp_path: Path,
+) -> None:
+    """Among the changes, so that a redo that differs afterwards is no riddle."""
+    bus, said = make_bus(), list[str]()
+    config = RunConfig(run=RunSection(dir=str(tmp_path)))
+    claim = trainer_started(config=resolved_json(config), hashes={}, versions=OLDER)
+    say(bus, STEPS, claim, step_completed(1))
+    with watching(bus) as watcher:
+        watcher.catch_up()
+        watcher.say = said.append  # type: ignore[method-assign]
+        _say_changes(bus, watcher, config, is_resumed=True)
+    (line,) = said
+    assert line.startswith("continuing at step 2; changed: rlstreams: 0.0.9")
+    assert f"; torch: 2.10.0 -> {version('torch')}" in line
+
+
+def test_a_run_of_a_newer_release_is_refused_with_both_releases(tmp_path: Path) -> None:
+    """Before a role begins, by the field."""
+    bus = make_bus()
+    config = RunConfig(run=RunSection(dir=str(tmp_path)))
+    claim = trainer_started(config='{"rollout": {"unheard_of": 1}}', versions=OLDER)
+    say(bus, STEPS, claim, step_completed(1))
+    told = r"rollout\.unheard_of.*; rlstreams 0\.0\.9 \(commit abc\) recorded it, and this is "
+    with watching(bus) as watcher:
+        watcher.catch_up()
+        with pytest.raises(ConfigError, match=told + re.escape(release())):
             _say_changes(bus, watcher, config, is_resumed=True)
 
 

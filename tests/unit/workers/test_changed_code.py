@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,22 @@ def test_a_resumed_run_names_the_edited_file(write: Write) -> None:
     assert [] == file_changes(write("1.0"), before)
     found = claim_changes([before, claim_of(write("2.0"), epoch=2), claim_of(edited, epoch=3)])
     assert ["", f"{name}: {was} -> {is_}", ""] == found
+
+
+def test_the_report_says_with_which_claim_a_library_or_our_code_was_another() -> None:
+    """And of a field that the older release did not know, only a value that computes otherwise."""
+    tree = json.loads(resolved_json(RunConfig()))
+    del tree["trainer"]["loss"]["clip_dual"], tree["guard"]
+    versions = {"commit": "aa", "torch": "2.10.0"}, {"commit": "bb", "torch": "2.11.0"}
+    old, new = (
+        factories.trainer_started(config=config, versions=of, hashes={})
+        for config, of in zip((json.dumps(tree), resolved_json(RunConfig())), versions, strict=True)
+    )
+    changed = (
+        "trainer's commit: aa -> bb; trainer's torch: 2.10.0 -> 2.11.0; "
+        "trainer.loss.clip_dual: 0.0 -> 3.0"
+    )
+    assert ["", changed] == claim_changes([old, new])
 
 
 def test_the_report_says_from_which_step_on_rewards_are_others() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.workers.config.across import length_warning, loss_warnings, start_warning
-from rlstreams.workers.config.load import from_json, load, resolved_json
+from rlstreams.workers.config.load import from_json, load, read_json, resolved_json
 from rlstreams.workers.config.run import RunConfig
 
 
@@ -341,6 +341,20 @@ def test_foreign_json_is_refused(text, message):
     """A configuration of another release is not half understood."""
     with pytest.raises(ConfigError, match=message):
         from_json(text)
+
+
+def test_the_configuration_of_a_newer_run_s_folder_is_refused_with_what_to_do(tmp_path):
+    """Nobody edits that file: a newer `up` wrote the field. A wrong value is said as ever."""
+    file = tmp_path / "config.json"
+    said = {}
+    for name, tree in {"newer": {"future": 1}, "wrong": {"steps": "many"}}.items():
+        file.write_text(json.dumps({"trainer": tree}))
+        with pytest.raises(ConfigError, match=f"trainer.{next(iter(tree))}") as refused:
+            read_json(file)
+        said[name] = str(refused.value).endswith(
+            "a newer rlstreams than this one wrote it: take that one"
+        )
+    assert {"newer": True, "wrong": False} == said
 
 
 GSPO = ["trainer.loss.kind=gspo", "trainer.loss.clip_low=3e-4", "trainer.loss.clip_high=4e-4"]

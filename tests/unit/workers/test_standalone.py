@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlstreams.schemas.events import TrainerStarted
+from rlstreams.schemas import decode
+from rlstreams.schemas.events import TrainerStarted, WorkerReport
 from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
@@ -37,6 +38,7 @@ from rlstreams.workers.loop.context import Context
 from rlstreams.workers.loop.reporter import Reporter
 from rlstreams.workers.loop.stage import StageLoop
 from rlstreams.workers.loop.standalone import StandaloneRole
+from rlstreams.workers.model.model import Numerics
 from rlstreams.workers.trainer import facts
 from tests import factories
 from tests.memory.bus import MemoryBus
@@ -318,6 +320,20 @@ def test_another_commit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?|", host.commit())
 
 
+def test_a_worker_reports_its_release() -> None:
+    """Each second, so that a fleet of several releases is seen while it works."""
+    bus = MemoryBus(make_log(), "run")
+    context = Context(config=OURS, bus=bus, role="rollout", ordinal=0, instance="i1")
+    (report,) = Reporter(context).due()
+    event = decode(b"".join(report.value))
+    assert isinstance(event, WorkerReport)
+    assert (
+        host.release()
+        == event.release
+        == host.release_of(facts.versions(Numerics(threads=1, cpu_capability="")))
+    )
+
+
 def test_scorer_and_trainer_agree_on_what_both_compute_with() -> None:
     """Whether routes are replayed is a field of the trainer that the log-prob worker reads."""
     theirs = replace(OURS, trainer=replace(OURS.trainer, routing_replay=True))
@@ -328,12 +344,12 @@ def test_scorer_and_trainer_agree_on_what_both_compute_with() -> None:
 
 
 def test_a_claim_of_a_newer_release_is_refused_by_the_field() -> None:
-    """And the release is named."""
+    """And both releases are named."""
     text = '{"rollout": {"unheard_of": 1}}'
     claim = factories.trainer_started(config=text, versions={"rlstreams": "9.0"}, hashes={})
     found = disagreement(OURS, "rollout", claim)
     assert "rollout.unheard_of" in found
-    assert "release is 9.0" in found
+    assert f"rlstreams 9.0 recorded it, and this is {host.release()}" in found
 
 
 @pytest.mark.parametrize("channel", ["gloo", "nccl"])

@@ -22,8 +22,8 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.streams.log.group_ids import SampleId
 from rlstreams.streams.log.record import Position, RawRecord
 from rlstreams.streams.log.topics import SCORED
-from rlstreams.workers.config.load import from_json
 from rlstreams.workers.config.trainer import TrainerSection
+from rlstreams.workers.loop.claims import claimed_config
 from rlstreams.workers.model.cut import Cut, recorded_cut
 from rlstreams.workers.trainer.intake.fetch import RecordGoneError, fetch
 from rlstreams.workers.trainer.intake.payloads import Payload, payload_of
@@ -173,7 +173,7 @@ def redo_steps(
             training.pass_over()
             continue
         claim = ledger.claims[fact.epoch]
-        section = from_json(claim.config).trainer
+        section = claimed_config(claim).trainer
         records = ahead.result() if ahead else records_of(bus, fact, while_waiting)
         ahead = None
         event, payloads = records.event, records.payloads(bus)
