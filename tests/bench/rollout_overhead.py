@@ -103,7 +103,7 @@ class Ours:
             self._log.create(f"demo.{topic.name}", 1 if topic.single_partition else 2)
         self._pen = MemoryBus(self._log, "demo").producer("bench")
         self.pulled: list[Pulled] = []
-        self._prompt, self._round_s = prompt_of(args), args.round_s
+        self._prompt, self._args = prompt_of(args), args
         pull = engine.pull
 
         async def noted(published: PolicyPublished, channel: WeightChannel) -> Pulled:
@@ -151,7 +151,8 @@ class Ours:
             if left_s and time.perf_counter() > started_s + left_s[0]:
                 left_s.pop(0)
                 self.announce()
-            assert time.perf_counter() < started_s + self._round_s, f"after {self._round_s:g} s"
+            late = time.perf_counter() > started_s + self._args.round_s
+            assert not late, f"not done after {self._args.round_s:g} s"
         seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - started_cpu_s
         reader.close()
         events = [decoded(raw).event for raw in raws]

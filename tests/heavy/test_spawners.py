@@ -38,6 +38,29 @@ def test_both_ways_to_start_a_worker_run_the_same_command(tmp_path: Path) -> Non
         assert "sead" in tail(spec.log, 1)[-1]
 
 
+BEGUN_WITHOUT = """
+import multiprocessing, sys, time
+from pathlib import Path
+from rlstreams.up.supervisor.spawner import ForkSpawner, WorkerSpec
+context = multiprocessing.get_context("forkserver")
+context.Process(target=time.sleep, args=(0,)).start()
+spawner = ForkSpawner(context, "rlstreams.workers.loop.runtime")
+config, log = map(Path, sys.argv[1:])
+child = spawner.spawn(WorkerSpec(role="logprob", ordinal=0, config=config, log=log, instance="i"))
+child.wait(60)
+print(child.poll())
+"""
+
+
+def test_a_fork_server_that_had_begun_before_serves_too(tmp_path: Path) -> None:
+    """Its children import what a fork server of ours has imported before."""
+    config = tmp_path / "config.json"
+    config.write_text(resolved_json(RunConfig()).replace('"seed"', '"sead"'))
+    words = [sys.executable, "-c", BEGUN_WITHOUT, str(config), str(tmp_path / "log")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.stdout, done.returncode) == ("78\n", 0), done.stderr
+
+
 # A supervisor in little, on its terminal: it is told of signals and goes on.
 SUPERVISOR = """
 import multiprocessing, os, signal, sys, time

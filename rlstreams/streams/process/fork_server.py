@@ -103,7 +103,7 @@ class Forked:
 
 def _be(run: Run, argv: Sequence[str], log: Path, pipe: Connection) -> None:
     """Run in the child: set up session and descriptors as for its command, then call `run`."""
-    os.setsid()
+    _lead()
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for fd, target_fd in ((pipe.fileno(), 0), (log_fd, 1), (log_fd, 2)):
         os.dup2(fd, target_fd)
@@ -112,7 +112,14 @@ def _be(run: Run, argv: Sequence[str], log: Path, pipe: Connection) -> None:
     sys.exit(run(argv))
 
 
-if any(word.startswith(_ITS_COMMAND) for word in sys.orig_argv) and os.getsid(0) != os.getpid():
-    os.setsid()  # the fork server imports this module first
+def _lead() -> None:
+    """Lead a session, unless this process does: in a fork server that had begun without this
+    module, the child imports it and comes here twice."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+
+
+if any(word.startswith(_ITS_COMMAND) for word in sys.orig_argv):
+    _lead()  # the fork server imports this module first
     # multiprocessing starts it with the -B that its parent's environment once asked for.
     sys.dont_write_bytecode = bool(os.environ.get(FORBIDS))

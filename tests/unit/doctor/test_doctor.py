@@ -19,20 +19,13 @@ from rlstreams.check.doctor.check import Host, Level, probed
 from rlstreams.check.doctor.diagnose import (
     _of_model,
     diagnose,
-    learning_check,
     preflight,
-    releases_check,
 )
 from rlstreams.check.doctor.model import check_layouts, check_routers, read_model
 from rlstreams.streams.broker.jars import num_missing
-from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.errors import BrokerError, ConfigError
-from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
 from rlstreams.workers.config.load import load
 from rlstreams.workers.config.run import RunConfig
-from tests import factories
-from tests.logs import made_log
-from tests.memory.bus import MemoryBus
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "infra/examples/demo.toml"
@@ -244,51 +237,6 @@ def test_rows_that_repeat_few_prompts_are_warned_of(tmp_path: Path) -> None:
     (said,) = found(lines[:4] * 8)
     assert said.startswith("32 rows to train on have 4 different prompts")
     assert [] == found(lines[:16] * 2)
-
-
-def test_a_run_under_way_is_asked_why_it_does_not_learn() -> None:
-    """By its steps; before the first one there is nothing to say."""
-    log = made_log("demo")
-    bus = MemoryBus(log, "demo")
-    producer = bus.producer("trainer")
-    assert learning_check(bus) is None
-    flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
-    claim = factories.trainer_started(epoch=1)
-    steps = [factories.step_completed(step=n, epoch=1, metrics=flat) for n in (1, 2, 3)]
-    producer.commit([outgoing(STEPS, claim), outgoing(STEPS, steps[0])])
-    assert (early := learning_check(bus)) is not None
-    assert (early.level, early.found[:26]) == (Level.OK, "nothing is seen in 1 steps")
-    producer.commit([outgoing(STEPS, step) for step in steps[1:]])
-    assert (late := learning_check(bus)) is not None
-    assert (late.level, late.found[:22]) == (Level.WARN, "nothing can be learnt:")
-    assert "rlstreams inspect --step 3 RUN" in late.advice
-
-
-def test_a_fleet_of_several_releases_is_named() -> None:
-    """By the newest reports of workers that live; one of an older release names none."""
-    bus = MemoryBus(made_log("demo"), "demo")
-    producer, now = bus.producer("trainer"), now_ms()
-
-    def report(worker: str, release: str, state: str = "working") -> None:
-        role, instance = worker.partition("-")[0], f"{worker} {release}"
-        event = factories.worker_report(
-            worker=worker, role=role, instance=instance, state=state, release=release, at_ms=now
-        )
-        producer.commit([outgoing(WORKER_EVENTS, event)])
-
-    assert releases_check(bus) is None
-    report("trainer-0", "0.2.0 (commit b)")
-    report("prompts-0", "0.1.0 (commit a)", "stopped")
-    assert (one := releases_check(bus)) is not None
-    assert (one.level, one.found) == (Level.OK, "all workers have 0.2.0 (commit b)")
-    report("rollout-0", "0.1.0 (commit a)")
-    report("rollout-1", "")
-    assert (several := releases_check(bus)) is not None
-    assert several.level is Level.WARN
-    assert several.found == (
-        "0.1.0 (commit a): rollout-0; one that is not reported: rollout-1; "
-        "0.2.0 (commit b): trainer-0"
-    )
 
 
 def test_a_port_in_use() -> None:

@@ -307,10 +307,11 @@ def test_without_faust_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_that_does_not_learn_is_healthy_and_says_why() -> None:
     """No status 503 for it: a restart would cure nothing."""
     scene = Scene()
+    samples = tuple(factories.sample_ref(group_id=str(n)) for n in range(16))
     flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
     for step in (1, 2, 3):
         assert "" == scene.watch.look().learning
-        scene.tell(factories.step_completed(step=step, epoch=1, metrics=flat))
+        scene.tell(factories.step_completed(step=step, epoch=1, metrics=flat, samples=samples))
     found = scene.watch.look()
     assert found.learning.startswith("nothing can be learnt: in the last 3 steps")
     assert () == found.problems

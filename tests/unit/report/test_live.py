@@ -177,11 +177,20 @@ def waiting() -> ViewState:
     return replace(full_input().views, run=RunState(), evaluation=EvaluationState())
 
 
+def of_sixteen(point: StepPoint, reward: float, **metrics: float) -> StepPoint:
+    """The step, of 16 groups with this reward."""
+    metrics = {**point.metrics, **metrics}
+    return replace(point, reward=reward, num_groups=16, metrics=metrics)
+
+
 def test_rewards_without_a_signal_are_said_once() -> None:
     """After three steps whose answers all earned the same; again only when it had ended."""
     flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
     views = views_at(5)
-    steps = [replace(p, reward=0.0, metrics={**p.metrics, **flat}) for p in views.run.steps]
+    steps = [
+        replace(p, reward=0.0, num_groups=16, metrics={**p.metrics, **flat})
+        for p in views.run.steps
+    ]
 
     def said(upto: int) -> list[str]:
         run = replace(views.run, steps=tuple(steps[:upto]))
@@ -214,7 +223,10 @@ def test_what_keeps_a_run_from_learning_is_read_whole() -> None:
     """In four rows of 80 columns; a row that has no room is said to be missing."""
     flat = {"reward_std": 0.0, "equal_reward_groups": 1.0}
     views = views_at(5)
-    steps = tuple(replace(p, reward=0.0, metrics={**p.metrics, **flat}) for p in views.run.steps)
+    steps = tuple(
+        replace(p, reward=0.0, num_groups=16, metrics={**p.metrics, **flat})
+        for p in views.run.steps
+    )
     given = live_input(views=replace(views, run=replace(views.run, steps=steps)), message="")
     rows = drawn(given)
     assert 24 == len(rows)
