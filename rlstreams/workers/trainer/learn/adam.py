@@ -138,10 +138,9 @@ class _Slot:
     def load(self, tensors: Mapping[str, Tensor], *, copies: bool = True) -> None:
         """Load a state; without `LOW` the lower halves are zero."""
         device = self.parameter.device
+        ours = dict.fromkeys((*MOMENTS, LOW), device) | {STEP: self._step_device}
         self.state = {
-            key: tensor.to(
-                device if tensor.dim() else self._step_device if key == STEP else CPU, copy=copies
-            )
+            key: tensor.to(device if tensor.dim() else ours.get(key, CPU), copy=copies)
             for key, tensor in tensors.items()
         }
         if self._is_split and LOW not in tensors:

@@ -136,11 +136,16 @@ def own_update(function: OwnFunction, parameter: Parameter) -> Updated:
     if not bool(values.isfinite().all()):
         raise function.refused(f"gave values for {name} that are not finite")
     return values, {
-        key: own.detach().contiguous()
-        if key in whole or key == STEP
-        else torch.tensor(float(own), dtype=torch.float32)
+        key: own.detach().contiguous() if key in whole else _number(own, key, parameter)
         for key, own in state.items()
     }
+
+
+def _number(own: float | Tensor, key: str, parameter: Parameter) -> Tensor:
+    """A number of a state as a checkpoint gives it back: a later update must have the same bits."""
+    if key == STEP and parameter.is_fused:  # AdamW's, which the host need not wait for
+        return torch.as_tensor(own, dtype=torch.float32, device=parameter.values.device).detach()
+    return torch.tensor(float(own), dtype=torch.float32)
 
 
 def _is_number(state: object) -> bool:
