@@ -19,6 +19,7 @@ CHANCE = (
 )
 NEVER = 48  # groups without a signal, of a run that had none yet: three steps of the demo
 RARELY = 128  # the same, of a run that had one: a signal in fewer teaches nothing
+OF_A_GROUP = 8  # samples, in the demo
 LEARNT = 0.1  # of the range of rewards
 SOLVED = 2.0  # mean reward over its spread: equal groups of such batches earned it all
 FALLING = -0.7  # correlation of reward and spread: the better a batch, the less its answers differ
@@ -61,15 +62,16 @@ class LearningFacts:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether a group of equal rewards has no signal."""
-        return self.get("trainer.loss.advantage") in (None, *GROUPS_COMPARED)
+        """Whether a group of equal rewards has no signal; a group of one learns its bare reward."""
+        is_alone = self.get("prompts.group_size") == 1
+        return not is_alone and self.get("trainer.loss.advantage") in (None, *GROUPS_COMPARED)
 
     @property
     def learns_rewards(self) -> bool:
         """Whether rewards say what is better: not with advantages of 1, nor with the user's own,
         of which that is not known."""
         name = self.get("trainer.loss.advantage")
-        return self.compares_groups or name in ("reinforce++", "gae", "reward")
+        return name in (None, *GROUPS_COMPARED, "reinforce++", "gae", "reward")
 
 
 def mean_of(steps: Sequence[StepPoint], name: str, absent: float = 0.0) -> float:
@@ -153,28 +155,39 @@ def window_of(steps: Sequence[StepPoint], least: int, *, groups: int = 0, sample
     return max(least, of_groups, math.ceil(samples / max(1, steps[-1].num_samples)))
 
 
-def flat_end(steps: Sequence[StepPoint]) -> Sequence[StepPoint]:
+def flat_end(steps: Sequence[StepPoint], *, in_groups: bool) -> Sequence[StepPoint]:
     """The last steps, none of whose groups had a signal, once chance does not explain them.
 
     It does if they are few groups: of a run without any signal so far, of one whose groups had one
     too rarely, or by the share of such groups before.
+
+    Args:
+        in_groups: whether the answers to a prompt are compared with each other. Else the answers
+            of a step are, as many as `OF_A_GROUP` in the place of a group.
     """
-    first = next((n for n in range(len(steps), 0, -1) if not _is_flat(steps[n - 1])), 0)
+    first = next((n for n in range(len(steps), 0, -1) if not _is_flat(steps[n - 1], in_groups)), 0)
     flat, before = steps[first:], steps[:first]
-    num = sum(p.num_groups for p in flat)
+    num = sum(p.num_groups if in_groups else p.num_samples / OF_A_GROUP for p in flat)
     if not flat or num >= (RARELY if before else NEVER):
         return flat
-    is_chance = not before or _chance_of_flat(num, before) > CHANCE
+    is_chance = not before or _chance_of_flat(flat, before, in_groups) > CHANCE
     return () if is_chance else flat
 
 
-def _chance_of_flat(num: int, before: Sequence[StepPoint]) -> float:
-    """Probability that the next `num` groups have no signal, by the groups before, if each share
-    of such groups was equally likely at first (rule of succession)."""
+def _chance_of_flat(
+    flat: Sequence[StepPoint], before: Sequence[StepPoint], in_groups: bool
+) -> float:
+    """Probability that the groups, or steps, of the one have no signal, by those of the other, if
+    each share of such groups was equally likely at first (rule of succession)."""
     window = before[-window_of(before, BEFORE, groups=KNOWN) :]
-    known = sum(p.num_groups for p in window)
-    flat = sum(p.num_groups * p.metrics.get("equal_reward_groups", 0.0) for p in window)
-    return math.prod((flat + 1 + n) / (known + 2 + n) for n in range(num))
+    num, known = (sum(p.num_groups if in_groups else 1 for p in own) for own in (flat, window))
+    alike = sum(
+        p.num_groups * p.metrics.get("equal_reward_groups", 0.0)
+        if in_groups
+        else _is_flat(p, in_groups)
+        for p in window
+    )
+    return math.prod((alike + 1 + n) / (known + 2 + n) for n in range(num))
 
 
 def is_learnt(flat: Sequence[StepPoint], steps: Sequence[StepPoint]) -> bool:
@@ -184,6 +197,7 @@ def is_learnt(flat: Sequence[StepPoint], steps: Sequence[StepPoint]) -> bool:
     return best > worst and mean_reward(flat) >= best - LEARNT * (best - worst)
 
 
-def _is_flat(step: StepPoint) -> bool:
+def _is_flat(step: StepPoint, in_groups: bool) -> bool:
     metrics = step.metrics
-    return metrics.get("reward_std") == 0.0 or metrics.get("equal_reward_groups", 0.0) >= 1.0
+    is_alike = metrics.get("equal_reward_groups", 0.0) >= 1.0  # each group of one is
+    return metrics.get("reward_std") == 0.0 or (in_groups and is_alike)

@@ -173,7 +173,7 @@ def nothing_to_learn(facts: LearningFacts) -> Hindrance | None:
     is_flat = all(p.metrics.get("reward_std", 1.0) == 0.0 for p in newest)
     if not facts.learns_rewards or not (is_flat or facts.compares_groups):
         return None
-    flat = flat_end(facts.steps)
+    flat = flat_end(facts.steps, in_groups=facts.compares_groups)
     if len(flat) < FLAT_STEPS or is_learnt(flat, facts.steps):
         return None
     rewards = {p.reward for p in newest}

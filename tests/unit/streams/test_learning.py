@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlstreams.streams.views import learning
+from rlstreams.streams.views.hindrance import LearningFacts
 from rlstreams.streams.views.learning import hindrance, nothing_to_learn, stays
-from tests.unit.streams.recorded_learning import said_of, states
+from tests.unit.streams.recorded_learning import point, said_of, states
 from tests.unit.streams.simulated_learning import FAULT_AT, SHAPES, named_after
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
@@ -244,6 +246,29 @@ def test_small_batches_without_a_signal_are_told_soon(kind: str, most: int, shap
     for seed in range(8):
         named = named_after((nothing_to_learn,), kind, shape, seed, begin + most)
         assert named["nothing_to_learn"] <= begin + most
+
+
+@pytest.mark.parametrize(
+    "config", [{"trainer": {"loss": {"advantage": "gae"}}}, {"prompts": {"group_size": 1}}]
+)
+def test_a_group_of_one_is_alike_and_no_sign_that_nothing_can_be_learnt(
+    config: Mapping[str, object],
+) -> None:
+    """Four such groups a step, of a run that learns: three steps whose answers all earned the same
+    are chance. A policy that is lost is told after as many samples as 128 groups of 8."""
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        right = [(draw.random(4) < 0.3 + n / 400).astype(float) for n in range(200)]
+        right += [np.zeros(4)] * 256
+        run = flat(len(right), num_samples=4, num_groups=4)
+        run["reward"] = [float(own.mean()) for own in right]
+        spreads = [float(own.std()) for own in right]
+        run["metrics"] = {"reward_std": spreads, "equal_reward_groups": [1.0] * len(right)}
+        steps = [point(run, number) for number in range(len(right))]
+        facts = LearningFacts(steps=steps, held_out=[], measure="", cut={}, config=config)
+        known = (replace(facts, steps=steps[:n]) for n in range(3, len(steps) + 1))
+        found = [len(one.steps) for one in known if nothing_to_learn(one)]
+        assert 200 < found[0] <= 456
 
 
 def test_only_a_clip_that_cuts_gradients_is_told_with_its_own_setting() -> None:
