@@ -28,11 +28,12 @@ def differing(before: str, now: str) -> list[Changed]:
 
 def computed_with(config: str) -> dict[str, object]:
     """Every field of a recorded configuration by dotted name; of one that this release does not
-    know, the fields that it has."""
+    know, the fields that it has, and of one that names none, none."""
+    found = json.loads(config)
     try:
-        return dict(leaves(tree_of(from_json(config))))
+        return dict(leaves(tree_of(from_json(config)) if found else {}))
     except ConfigError:
-        return dict(leaves(json.loads(config)))
+        return dict(leaves(found))
 
 
 def changed_since(branch: RunBranched, config: str) -> list[Changed]:

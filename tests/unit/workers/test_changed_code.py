@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlstreams.schemas.events import TrainerStarted
-from rlstreams.show.report.facts import claim_changes, judges_line
+from rlstreams.show.report.facts import claim_changes, differences, judges_line
 from rlstreams.streams.ledger import Ledger
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.errors import ConfigError
@@ -156,6 +156,9 @@ def test_the_report_says_with_which_claim_a_library_or_our_code_was_another() ->
         "trainer.loss.clip_dual: 0.0 -> 3.0"
     )
     assert ["", changed] == claim_changes([old, new])
+    unnamed = replace(old, config="{}")  # it tells no field, so not that it had our default
+    fields = {name: of_both for name, *of_both in differences([[unnamed], [new]])}
+    assert ["-", "1e-05"] == fields["trainer.optimizer.lr"]
 
 
 def test_the_report_says_from_which_step_on_rewards_are_others() -> None:
