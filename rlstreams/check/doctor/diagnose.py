@@ -41,7 +41,7 @@ from rlstreams.streams.log.secrets import resolve_secret
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.streams.views.learning import hindrance
-from rlstreams.streams.views.workers import releases_line, throughput
+from rlstreams.streams.views.workers import living, releases_line, throughput
 from rlstreams.workers.bootstrap.parts import bootstrap_of, embedded_broker, place_of
 from rlstreams.workers.config.across import judging, length_warning, loss_warnings, start_warning
 from rlstreams.workers.config.checks import check_address
@@ -232,8 +232,7 @@ def releases_check(bus: Bus) -> Check | None:
 
     with closing(WorkersThere(bus)) as there:
         there.catch_up()
-        found = throughput(there.workers).workers
-    alive = [worker for worker in found if worker.state not in ("silent", "stopped")]
+        alive = living(throughput(there.workers).workers)
     if several := releases_line(alive):
         advice = "events of all are readable; start the older ones again with the newest release"
         return warn("releases", several, advice)

@@ -88,10 +88,16 @@ def _shown(workers: Workers, worker: Worker) -> WorkerView:
     )
 
 
+def living(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Workers that report, and have not stopped."""
+    return [worker for worker in workers if worker.state not in ("silent", "stopped")]
+
+
 def releases_line(workers: Sequence[WorkerView]) -> str:
-    """Releases of the workers' newest processes, with the workers of each; "": there is one."""
+    """Releases of the workers that live, or did to the end of a run, with the workers of each; "":
+    there is one."""
     found: dict[str, list[str]] = {}
-    for worker in workers:
+    for worker in living(workers) or workers:
         found.setdefault(worker.release or "one that is not reported", []).append(worker.worker)
     if len(found) < 2:
         return ""

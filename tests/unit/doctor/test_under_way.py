@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from rlstreams.check.doctor.check import Level
 from rlstreams.check.doctor.diagnose import learning_check, releases_check
 from rlstreams.streams.log.codec import now_ms, outgoing
 from rlstreams.streams.log.topics import STEPS, WORKER_EVENTS
+from rlstreams.streams.views.workers import releases_line, throughput
+from rlstreams.workers.bootstrap.seats import WorkersThere
 from tests import factories
 from tests.logs import made_log
 from tests.memory.bus import MemoryBus
@@ -49,6 +53,9 @@ def test_a_fleet_of_several_releases_is_named() -> None:
     report("prompts-0", "0.1.0 (commit a)", "stopped")
     assert (one := releases_check(bus)) is not None
     assert (one.level, one.found) == (Level.OK, "all workers have 0.2.0 (commit b)")
+    with closing(WorkersThere(bus)) as there:
+        there.catch_up()
+        assert "" == releases_line(throughput(there.workers).workers), "nor in report and page"
     report("rollout-0", "0.1.0 (commit a)")
     report("rollout-1", "")
     assert (several := releases_check(bus)) is not None
