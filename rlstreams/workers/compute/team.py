@@ -103,9 +103,9 @@ class _Follower:
     def _read(self) -> None:
         while (received := self.link.receive()) is not None:
             self.silent_s = 0.0
-            if isinstance(received, str):
-                self.slow_call = "" if received == ALIVE else received
-            else:
+            said_slow = isinstance(received, str) and received != ALIVE
+            self.slow_call = received if said_slow else ""  # who answers is in none
+            if not isinstance(received, str):
                 self.answers.put(received)
                 self._changed.set()
         self.is_gone = True
