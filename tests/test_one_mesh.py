@@ -21,7 +21,7 @@ COMPUTING = {
 }
 # Sentences with which configuration refuses ranks, a backend or a layout. A number here only ever
 # gets smaller.
-REFUSALS = 10
+REFUSALS = 9
 _OF_A_MESH = re.compile(
     r"\[(trainer\.|logprob\.)?(ranks|backend|layout)[\].]|\[\{role\}\.ranks\]|trainer\.hosts"
 )

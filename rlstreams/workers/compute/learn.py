@@ -36,7 +36,7 @@ from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_fa
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae
 from rlstreams.workers.trainer.learn.loss_totals import LossSums, LossTotals, added
 from rlstreams.workers.trainer.learn.out_of_memory import OutOfMemoryError, in_memory
-from rlstreams.workers.trainer.learn.own import loss_place, update_of
+from rlstreams.workers.trainer.learn.own import loss_place, updating
 from rlstreams.workers.trainer.learn.packing import Batch
 from rlstreams.workers.trainer.learn.rollout_figures import rollout_figures
 from rlstreams.workers.trainer.learn.step import NumericsError, StepResult, problem_of
@@ -256,8 +256,10 @@ class Learner(LearnerState):
             norms.append(grad_norm)
             updating_s = time.monotonic()
             self._published, self._states = {}, None
-            with self.named():
-                by = update_of(self._section, self._code)
+            shares = None if self._shards.is_whole else self._shards
+            paths, gathered = self._plan.trained, self.mesh.gathered
+            own = updating(self._section, self._code, shares, paths, gathered)
+            with self.named(), own as by:
                 self._adam.update(lr, PREFIX, self._loss.value_lr, by)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the hash, which comes next, would wait as long

@@ -175,6 +175,11 @@ class MegatronShards(ShardedModel):
         """See `ShardedModel`."""
         return self._every[path].index(rank, self._layout)
 
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """See `ShardedModel`."""
+        group: dist.ProcessGroup = group_of("tensor_and_data_parallel")
+        return group
+
     def close(self) -> None:
         """See `ShardedModel`."""
         end_ranks()

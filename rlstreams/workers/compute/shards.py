@@ -79,7 +79,8 @@ class ShardedModel(ABC):
     """A model of which each rank has a share.
 
     Paths name parameters; all ranks call `add_up`, `gather`, `scatter` and `norm` in the same
-    order. The parameters of a value head are beside the model's, and whole on every rank.
+    order, and those that have a path `assembled`. The parameters of a value head are beside the
+    model's, and whole on every rank.
 
     Attributes:
         root: a `Score`; one forward of it is one pass of all ranks.
@@ -236,6 +237,28 @@ class ShardedModel(ABC):
                 dist.recv(_bytes(into), rank)
             whole[share] = into
         return whole
+
+    @torch.no_grad()
+    def assembled(self, path: str, rows: Tensor) -> Tensor:
+        """As `gather`, on each rank that has the path, in memory of its own."""
+        whole = torch.empty(tuple(self.shape(path)), dtype=rows.dtype, device=self.device)
+        for rank, share in self.owners(path).items():
+            part = torch.empty_like(whole[share], memory_format=torch.contiguous_format)
+            if rank == self.rank:
+                part = rows.detach().reshape(part.shape).contiguous()
+            dist.broadcast(_bytes(part), rank, group=self.stage_group())
+            whole[share] = part
+        return whole
+
+    def own_rows(self, path: str, whole: Tensor) -> Tensor:
+        """This rank's rows of a whole tensor, copied."""
+        rows = torch.empty_like(self.rows[path], dtype=whole.dtype, requires_grad=False)
+        share = self.share(path, self.rank)
+        return rows if share is None else rows.copy_(whole[share].reshape(rows.shape))
+
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """The ranks that have shares of the same parameters; None: all."""
+        return None
 
     @torch.no_grad()
     def scatter(self, path: str, whole: Tensor | None, rows: Tensor | None) -> None:

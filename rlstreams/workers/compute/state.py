@@ -7,6 +7,8 @@ any mesh, and tensors come to rank 0 one at a time, as they are asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -116,22 +118,19 @@ class LearnerState:
         Learning rate, betas and the like are configuration, not state: they are not in it.
         """
         facts: dict[str, Tensor] = {}
-        for key, rows in self.states.items():
+        for key, one in dict(chain(*self._local_kinds())).items():
             whole = self._plan.whole[self._plan.trained[key.rpartition(":")[0]]]
-            facts[key] = rows if not rows.dim() else whole.to(rows.dtype)
-        kinds = {key.rpartition(":")[2]: one for key, one in self.states.items()}
-        for name, path in self._plan.trained.items():
-            if path not in self._shards.rows:  # of another stage: the same kinds
-                whole = self._plan.whole[path]
-                facts |= {
-                    f"{name}:{kind}": whole.to(one.dtype) if one.dim() else one
-                    for kind, one in kinds.items()
-                }
+            facts[key] = whole.to(one) if isinstance(one, torch.dtype) else torch.tensor(one)
         for name in self._plan.trained:
             if name in self._plan.extra:
                 facts[f"{name}:{VALUE}"] = self._plan.whole[self._plan.trained[name]]
-        found = Gathered(facts, self._optimizer_tensor)
+        found = Gathered(facts, partial(self._optimizer_tensor, facts))
         return dict(found) if self._shards.is_whole else found
+
+    @by_all
+    def _local_kinds(self) -> list[tuple[str, torch.dtype | float]]:
+        """Of this rank's state: the dtype of tensors, and the numbers themselves."""
+        return [(k, one.dtype if one.dim() else float(one)) for k, one in self.states.items()]
 
     def value_head(self) -> Mapping[str, Tensor]:
         """Parameters of the critic's value head by name; empty without one. Every rank has it."""
@@ -196,16 +195,12 @@ class LearnerState:
         dither = Dither.of(name.removesuffix(".weight"), base.shape, base.device)
         return merged(base, *parts, dither)
 
-    def _optimizer_tensor(self, key: str) -> Tensor:
+    def _optimizer_tensor(self, facts: Mapping[str, Tensor], key: str) -> Tensor:
         name, _, part = key.rpartition(":")
         path = self._plan.trained[name]
         if part == VALUE:
             return self._whole(path)
-        number = self.states.get(key)
-        if number is None and part == "step":  # of another stage: the same number
-            same = (one for own, one in self.states.items() if own.endswith(":step"))
-            number = next(same).clone()  # a file does not take one tensor twice
-        return self._whole(path, key) if number is None or number.dim() else number
+        return self._whole(path, key) if facts[key].dim() else facts[key]
 
     def _whole(self, path: str, key: str = "") -> Tensor:
         whole = self._gathered(path, key)

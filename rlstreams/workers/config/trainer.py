@@ -30,7 +30,7 @@ class OptimizerSection(Section, section="trainer.optimizer"):
 
     kind: Annotated[str, ours_or_own([ADAMW])] = ADAMW
     """`adamw`; or your `file.py:function` or `module:function`, called in the trainer with
-    (parameter); of one rank."""
+    (parameter)."""
     options: dict[str, Option] = field(default_factory=dict)
     """Keyword arguments for your optimizer. They are in the log as they are written here: no
     secrets."""
@@ -217,12 +217,6 @@ class TrainerSection(Section, section="trainer"):
         yield from self.optimizer.own()
 
     def _problems(self) -> Iterator[str]:
-        if self.optimizer.is_own and self.ranks > 1:
-            yield (
-                "[optimizer.kind], but [ranks]: a function of your own is called with whole "
-                "parameters, of which each rank has some rows; set trainer.ranks to 1, or "
-                "trainer.optimizer.kind to 'adamw'"
-            )
         for address in self.hosts:
             if not _ADDRESS.fullmatch(address):
                 yield f"trainer.hosts must be like host:port, got {address!r}"

@@ -8,9 +8,11 @@ Axes: `N` tokens of the loss, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,8 +30,10 @@ from rlstreams.workers.trainer.learn.out_of_memory import is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s
 from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
 from rlstreams.workers.trainer.learn.trainable import VALUE
+from rlstreams.workers.weights.link.weight_hash import on_host, sums_of
 
 _NUM_LOSS, _NUM_UPDATE = 3, 2  # results of a loss, of an optimizer
+Digests = dict[str, object]  # by parameter: equal where names and bits of a result are
 _PARAMETERS = {  # made up: a matrix of each form, a norm's weights, stacked experts
     "model.embed_tokens.weight": (12, 4),
     "model.layers.0.self_attn.k_proj.weight": (2, 4),
@@ -62,6 +66,80 @@ def update_of(section: OptimizerSection, code: Code) -> Update:
     if not section.is_own:
         return Parameter.adamw
     return partial(own_update, own_functions(section, code)[OPTIMIZER])
+
+
+class Shares(Protocol):
+    """Parameters of which each rank has some rows: a `ShardedModel` of several ranks."""
+
+    def assembled(self, path: str, rows: Tensor) -> Tensor:
+        """A parameter, or a tensor of its shape, whole on every rank; all ranks call it."""
+
+    def own_rows(self, path: str, whole: Tensor) -> Tensor:
+        """This rank's rows of such a tensor, copied."""
+
+
+@contextmanager
+def updating(
+    section: OptimizerSection,
+    code: Code,
+    shares: Shares | None,
+    paths: Mapping[str, str],
+    gathered: Callable[[Digests], list[Digests]],
+) -> Iterator[Update]:
+    """As `update_of`, for one update of parameters that ranks may share.
+
+    Args:
+        shares: of this rank; None: its parameters are whole.
+        paths: parameter -> path in `shares`.
+        gathered: gathers a value of every rank, by rank.
+
+    Raises:
+        OwnCodeError: also at the end, if the user's gave a rank other bits than another.
+    """
+    by = update_of(section, code)
+    if shares is None or not section.is_own:
+        yield by
+        return
+    digests: Digests = {}
+    yield partial(_of_whole, by, shares, paths, digests)
+    known: dict[str, tuple[int, object]] = {}
+    for rank, every in enumerate(gathered(digests)):
+        for name, digest in every.items():
+            first, same = known.setdefault(name, (rank, digest))
+            if digest != same:
+                raise own_functions(section, code)[OPTIMIZER].refused(
+                    f"gave other numbers for {name} on rank {rank} than on rank {first}: draw no "
+                    "random numbers, and keep nothing between calls"
+                )
+
+
+def _of_whole(
+    by: Update,
+    shares: Shares,
+    paths: Mapping[str, str],
+    digests: Digests,
+    parameter: Parameter,
+) -> Updated:
+    """This rank's rows of the update of the whole parameter, which every rank computes.
+
+    Args:
+        digests: gets one of all that `by` returned.
+    """
+    name, path = parameter.name, paths[parameter.name]
+    before = {k: shares.assembled(path, t) if t.dim() else t for k, t in parameter.state.items()}
+    values, state = by(
+        replace(
+            parameter,
+            values=shares.assembled(path, parameter.values),
+            gradient=shares.assembled(path, parameter.gradient),
+            state=before,
+        )
+    )
+    keys = sorted(state)
+    digests[name] = keys, on_host([sums_of(own) for own in (values, *(state[key] for key in keys))])
+    return shares.own_rows(path, values), {
+        key: shares.own_rows(path, own) if own.dim() else own for key, own in state.items()
+    }
 
 
 def loss_place(by: LossSection, code: Code) -> str:
