@@ -95,7 +95,7 @@ def of_run(
         "reward": ("newest reward", number(run.steps[-1].reward) if run.steps else NONE),
         "samples": ("samples trained", f"{sum(point.num_samples for point in run.steps):,}"),
         "rate": ("trained answers", f"{rate.sampled_per_s:,.0f}" if rate else NONE),
-        "time": ("time to the last step", clock(seconds)),
+        "time": ("trainer start to last step", clock(seconds)),
         "kills": (f"processes {ends(kills)}", str(len(kills))),
         "lost": ("samples lost", NONE if lost is None else f"{lost:,}"),
         "letters": ("dead letters", f"{state.dead.num:,}"),

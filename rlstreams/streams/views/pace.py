@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.run import StepPoint
 
 STEPS = 10  # steps that a mean is over
@@ -95,7 +96,7 @@ def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
         return ""
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     parts = [
-        f"last {found.num_steps} steps: {found.step_s:.2f} s a step",
+        f"last {counted(found.num_steps, 'step')}: {found.step_s:.2f} s a step",
         f"{found.sampled_per_s:,.0f} tokens/s of trained answers",
         f"{found.trained_per_s / ranks:,.0f} with prompts{each}",
     ]
