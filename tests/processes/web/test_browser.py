@@ -209,6 +209,16 @@ def test_siblings_are_beside_each_other(browser: Browser, address: str) -> None:
         assert expected == browser.run(rows)
 
 
+def test_a_run_without_dead_letters_says_what_one_is(browser: Browser, address: str) -> None:
+    """And names no command that would list none."""
+    for run, has_letters in (("run", True), ("other", False)):
+        browser.open(f"{address}/r/{run}/letters", "document.querySelector('#letters')")
+        said = browser.run("document.querySelector('#letters').innerText")
+        assert (
+            has_letters == ("rlstreams dead-letters list" in said) != ("A dead letter is" in said)
+        )
+
+
 def test_a_place_in_the_log_stands_in_one_line_on_a_phone(browser: Browser, address: str) -> None:
     """An offset that goes on in the next line reads as two numbers."""
     browser.resize(420, 850)
