@@ -99,6 +99,6 @@ install_lock() {
         return
     fi
     waited_s=$(($(date +%s) - probe_start + 1))
-    say "installing the packages of $LOCK with the default build of torch ($ABOUT unless cached): no NVIDIA GPU, but the CPU builds did not answer within $waited_s s"
+    say "no NVIDIA GPU, and the index of CPU builds gave no answer within $waited_s s: installing the packages of $LOCK with the default build of torch ($ABOUT unless cached)"
     install $STRICT --require-hashes -r "$LOCK"
 }

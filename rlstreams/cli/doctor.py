@@ -26,7 +26,10 @@ from rlstreams.streams.log.roles import ROLES
     help="only what this role needs, on a host of its own",
 )
 @option(
-    "--ordinal", type=COUNT, help="with --role: only what its worker N needs; default: any of them"
+    "--ordinal",
+    type=COUNT,
+    metavar="N",
+    help="with --role: only what its worker N needs, from 0; default: any of them",
 )
 @option("--json", is_flag=True, help="print the checks as a JSON array")
 @option("--server", metavar="URL", help="instead, what this running model server lacks", default="")

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     type=PORT,
     is_flag=False,
     flag_value=9402,
-    help="show the run in a browser, at this port of this machine; 0: a free one",
+    help="show the run in a browser, at this port of this machine (9402 if none is named; 0: a "
+    "free one)",
 )
 @option("--no-live", is_flag=True, help="plain lines instead of the live view")
 @option(

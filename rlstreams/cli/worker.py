@@ -89,7 +89,8 @@ _HIDDEN = (
 @option(
     "--ordinal",
     type=COUNT,
-    help="which worker of its role, from 0; of ranks, which of trainer.hosts. Default: 0; with "
+    metavar="N",
+    help="worker N of its role, from 0; of ranks, which of trainer.hosts. Default: 0; with "
     "--join the lowest from 1000 on that is free",
 )
 @option(

@@ -267,8 +267,10 @@ def memory_checks(
 
 
 def _host_memory(here: Sequence[Need], free_mb: float) -> Check:
-    text = f"{' + '.join(map(str, here)) or 'no role computes here'}, from measured peaks; "
-    text += f"{free_mb / 1000:.1f} GB are free"
+    needed = (
+        f"{' + '.join(map(str, here))} GB from measured peaks" if here else "no role computes here"
+    )
+    text = f"{needed}; {free_mb / 1000:.1f} GB are free"
     if any(need.mb > free_mb for need in here):
         return fail("memory", text, _LESS)
     total_mb = sum(need.processes * need.mb for need in here)

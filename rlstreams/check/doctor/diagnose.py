@@ -38,6 +38,7 @@ from rlstreams.streams.addresses import is_loopback
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.errors import BrokerError, ConfigError
 from rlstreams.streams.log.secrets import resolve_secret
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.log.topics import STEPS
 from rlstreams.streams.views.feed import Feed, Views
 from rlstreams.streams.views.learning import hindrance
@@ -223,7 +224,8 @@ def learning_check(bus: Bus) -> Check | None:
     if found := hindrance(state):
         return warn("learning", f"{found.cause}: {found.evidence}", found.cure)
     num = len(state.run.steps)
-    return ok("learning", f"nothing is seen in {num:,} steps that keeps it back") if num else None
+    told = f"{counted(num, 'step shows', 'steps show')} nothing that keeps the run from learning"
+    return ok("learning", told) if num else None
 
 
 def releases_check(bus: Bus) -> Check | None:

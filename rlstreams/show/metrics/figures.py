@@ -95,7 +95,7 @@ def of_run(
         "reward": ("newest reward", number(run.steps[-1].reward) if run.steps else NONE),
         "samples": ("samples trained", f"{sum(point.num_samples for point in run.steps):,}"),
         "rate": ("trained answers", f"{rate.sampled_per_s:,.0f}" if rate else NONE),
-        "time": ("time to the last step", clock(seconds)),
+        "time": ("trainer start to last step", clock(seconds)),
         "kills": (f"processes {ends(kills)}", str(len(kills))),
         "lost": ("samples lost", NONE if lost is None else f"{lost:,}"),
         "letters": ("dead letters", f"{state.dead.num:,}"),
@@ -145,10 +145,11 @@ def _back(role: str, found: Comeback) -> Figure:
     if not num_back:
         died = f"death{'s' * (found.deaths > 1)} of a {role} process with no work after it"
         return Figure(name=died, value=str(found.deaths), about="No process took its place so far.")
-    parts = [f"median of {num_back}, worst {_seconds(found.worst_s)}"]
+    parts = [f"median of {num_back}, worst {_seconds(found.worst_s)}"] if num_back > 1 else []
     parts += [f"{found.away} not back"] if found.away else []
+    more = f" ({'; '.join(parts)})" if parts else ""
     return Figure(
-        name=f"from the death of a {role} process to its next work ({'; '.join(parts)})",
+        name=f"from the death of a {role} process to its next work{more}",
         value=_seconds(found.median_s),
         about="Seconds from the last report of a process that ended without a goodbye to the first "
         "sample, score or step of the process that took its place, on the clock of their host.",

@@ -15,7 +15,7 @@ from rlstreams.words.texts import short as cut
 LONGEST = 20_000  # characters of one text in a row; its own page has all
 FIGURES = (
     ("tokens", "length"), ("version", "version"), ("staleness", "staleness"),
-    ("mismatch", "mismatch"), ("step", "outcome"), ("at_ms", "sampled"),
+    ("mismatch", "mismatch"), ("step", "outcome"), ("at_ms", "sampled (UTC)"),
 )  # fmt: skip
 """Columns after prompt, answer and reward: the key to sort by, and the title."""
 

@@ -23,7 +23,7 @@ from rlstreams.workers.trainer.family import branch_line, computed_with
 
 VERSION_COLORS = 5  # classes v0 to v4
 STEP_HEAD = ("step", "version", "reward", "loss", "KL", "entropy", "gradient", "clipped",
-             "mismatch", "staleness", "samples", "tokens", "seconds", "finished")  # fmt: skip
+             "mismatch", "staleness", "samples", "tokens", "seconds", "finished (UTC)")  # fmt: skip
 _SHOWN = (
     "reward", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "mismatch_mean",
     "staleness_mean",

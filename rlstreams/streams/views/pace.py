@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlstreams.schemas.events import TrainerStarted
+from rlstreams.streams.log.text import counted
 from rlstreams.streams.views.run import StepPoint
 
 STEPS = 10  # steps that a mean is over
@@ -95,17 +96,17 @@ def pace_line(steps: Sequence[StepPoint], ranks: int = 1) -> str:
         return ""
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     parts = [
-        f"last {found.num_steps} steps: {found.step_s:.2f} s a step",
+        f"last {counted(found.num_steps, 'step')}: {found.step_s:.2f} s a step",
         f"{found.sampled_per_s:,.0f} tokens/s of trained answers",
         f"{found.trained_per_s / ranks:,.0f} with prompts{each}",
     ]
     if found.mfu:
         parts.append(f"MFU {found.mfu:.2f}")
     if found.padding:
-        parts.append(f"padding {found.padding:.2f}")
+        parts.append(f"{found.padding:.2f} tokens computed for one needed")
     if found.dropped > _FEW:
         parts.append(f"{found.dropped:.0%} of groups dropped")
-    return f"{', '.join(parts)}; {bottleneck(steps)}"
+    return f"{', '.join(parts)}; {_waits(found, 'in each step')}"
 
 
 def ranks_of(claims: Sequence[TrainerStarted]) -> int:
@@ -119,7 +120,10 @@ def bottleneck(steps: Sequence[StepPoint]) -> str:
         return ""
     found = pace(steps)
     assert found is not None, "there are steps"
-    of = f"of {found.step_s:.2f} s a step"
+    return _waits(found, f"of {found.step_s:.2f} s a step")
+
+
+def _waits(found: Pace, of: str) -> str:
     names = {"samples": found.wait_samples_s, "scores": found.wait_scores_s}
     waited = {what: s for what, s in names.items() if s > _FEW * found.step_s}
     if not waited:

@@ -209,6 +209,27 @@ def test_siblings_are_beside_each_other(browser: Browser, address: str) -> None:
         assert expected == browser.run(rows)
 
 
+def test_a_run_without_dead_letters_says_what_one_is(browser: Browser, address: str) -> None:
+    """And names no command that would list none."""
+    for run, has_letters in (("run", True), ("other", False)):
+        browser.open(f"{address}/r/{run}/letters", "document.querySelector('#letters')")
+        said = browser.run("document.querySelector('#letters').innerText")
+        assert (
+            has_letters == ("rlstreams dead-letters list" in said) != ("A dead letter is" in said)
+        )
+
+
+def test_a_place_in_the_log_stands_in_one_line_on_a_phone(browser: Browser, address: str) -> None:
+    """An offset that goes on in the next line reads as two numbers."""
+    browser.resize(420, 850)
+    browser.open(f"{address}/r/run/samples/3/1", "document.querySelector('.tokens sup')")
+    lines = browser.run("""[...document.querySelectorAll('td[data-name="in the log"]')].map(td => {
+      const range = document.createRange(); range.selectNodeContents(td);
+      return [td.innerText, range.getClientRects().length] })""")
+    assert any(place.startswith("scored-trajectories[") for place, _ in lines)
+    assert {1} == {num for _, num in lines}, lines
+
+
 def test_a_session_is_there_at_once_and_unfolds(browser: Browser, address: str) -> None:
     """Thirty calls within half a second; a row unfolds by the keyboard to all that was said."""
     browser.resize(390, 850)

@@ -217,6 +217,17 @@ def test_a_step_has_its_batch_and_the_command_to_do_it_again(client: httpx.Clien
     assert 8 == page.count('<td class="who"><a href="/r/run/samples/3/')
 
 
+@pytest.mark.parametrize(
+    "view", ["samples", "steps", "steps/3", "letters", "flow", "configuration"]
+)
+def test_a_column_of_times_says_that_they_are_utc(client: httpx.Client, view: str) -> None:
+    heads = re.findall(
+        r'data-name="([^"]*)"[^>]*>\d{4}-\d\d-\d\d \d\d:', client.get(f"/r/run/{view}").text
+    )
+    assert heads
+    assert all(head.endswith(" (UTC)") for head in heads), heads
+
+
 def test_dead_letters_by_reason(client: httpx.Client) -> None:
     assert "&lt;b&gt;reward" in client.get("/r/run/letters").text
     assert "0 newest by other" in client.get("/r/run/letters?reason=other").text

@@ -397,4 +397,4 @@ def test_commands_find_the_project_that_they_are_in(
     project(tmp_path)
     monkeypatch.chdir(tmp_path / "x")
     assert 0 == main(["doctor"])
-    assert "from measured peaks" in capsys.readouterr().out
+    assert "trainer 0.5 GB from measured peaks; " in capsys.readouterr().out

@@ -149,9 +149,8 @@ def test_the_same_figures_stand_on_the_page_at_the_end_of_up_and_in_a_scrape() -
     assert line == (
         "42.9 % of the time was training; 24.8 % of 202 tokens sampled in vain: dead letter 30, "
         "dead samples 5, died 12, stale 3; 1 death of a logprob process with no work after "
-        "it; 6.5 s from the death of a rollout process to its next work (median "
-        "of 1, worst 6.5 s); 9.0 s from the death of a trainer process to its next work (median "
-        "of 2, worst 10.0 s)"
+        "it; 6.5 s from the death of a rollout process to its next work; 9.0 s "
+        "from the death of a trainer process to its next work (median of 2, worst 10.0 s)"
     )
     assert line == "; ".join(f"{figure.value} {figure.name}" for figure in of_cost(state))
     scraped = {family.name: family.values for family in families(state)}

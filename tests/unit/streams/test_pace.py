@@ -97,8 +97,9 @@ def test_who_holds_whom_back(waits: dict[str, float], told: str) -> None:
     assert line.startswith(
         "last 10 steps: 2.00 s a step, 250 tokens/s of trained answers, 250 with prompts on each"
     )
-    assert line.endswith(bottleneck(steps))
-    assert ", padding 1.10; " in line
+    assert line.endswith(bottleneck(steps).replace("of 2.00 s a step", "in each step"))
+    assert 1 == line.count("2.00 s"), "how long a step takes is said once"
+    assert ", 1.10 tokens computed for one needed; " in line
     assert "" == pace_line(steps[:1]) == bottleneck(steps[:1])
 
 
