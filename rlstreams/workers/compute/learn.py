@@ -30,7 +30,7 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, Trai
 from rlstreams.workers.model.device import BinRunner, at_once
 from rlstreams.workers.model.model import causal_mask, configure_torch
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
-from rlstreams.workers.sandbox.recorded import Code, OwnCodeError
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, OwnUpdateError
 from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae
@@ -256,7 +256,7 @@ class Learner(LearnerState):
             norms.append(grad_norm)
             updating_s = time.monotonic()
             self._published, self._states = {}, None
-            with self.named():
+            with self.named(OwnUpdateError):
                 by = update_of(self._section, self._code)
                 self._adam.update(lr, PREFIX, self._loss.value_lr, by)
             if torch.cuda.is_available():
@@ -346,12 +346,12 @@ class Learner(LearnerState):
                 self._adam.take(name, gradients[path])
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Name the step in an error of the user's code."""
+    def named(self, kind: type[OwnCodeError] = OwnCodeError) -> Iterator[None]:
+        """Name the step in an error of the user's code, which becomes one of `kind`."""
         try:
             yield
         except OwnCodeError as err:
-            raise OwnCodeError(f"step {self.step_number + 1}: {err}") from err
+            raise kind(f"step {self.step_number + 1}: {err}") from err
 
     def _add_up(self) -> None:
         """Sum the gradients over the ranks that have the same rows."""
