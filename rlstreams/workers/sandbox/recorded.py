@@ -31,6 +31,10 @@ from rlstreams.workers.sandbox import loading
 
 Code = Mapping[str, str]  # source by `FIELD: PATH`, as `TrainerStarted.code`
 _ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",), OPTIMIZER: ("parameter",)}
+_NO_CLASS = (
+    "write a function of one parameter, `def update(parameter):`, that returns its new values and "
+    "a dict of its state"
+)
 _IN_FORCE = threading.RLock()
 SLOW_S = 2.0  # of a call that a report names
 _UNDER_WAY: list[tuple[str, float]] = []  # calls in this process, under the lock: when each began
@@ -139,6 +143,7 @@ class OwnFunction:
         self.given = arguments[0]
         self._modules = _Modules(texts, Path(file).parent if file else None)
         spec = {"name": function, "kind": "function", "options": options, "extra": ()}
+        spec |= {"for_class": _NO_CLASS} if field == OPTIMIZER else {}
         tops = {path.partition("/")[0].removesuffix(".py") for path in texts}
         if shadowed := sorted(tops & sys.stdlib_module_names):
             raise OwnCodeError(

@@ -66,13 +66,14 @@ OPTIMIZERS = {
     "n = []\ndef own(p):\n    n.append(1)\n    return p.values - len(n), {}": "keep nothing",
     "def own(p): p.values.sub_(p.gradient)": r"gave NoneType .*as by `return values, \{\}`",
     "def own(p): return p.values - 1, None": r"gave \(Tensor, NoneType\) for model.embed_tokens",
+    "from torch.optim import SGD as own": "own is a class: write a function of one parameter, ",
     "def own(p): return 0.1": "gave float for .*: return its new values and a dict of its state",
     "def own(p): return p.values - 1, {'L': p.gradient @ p.gradient.T}": "of its form, and numbers",
     "def own(p): return p.values - 1, {'exp_avg': 1.0}": "gave exp_avg .* are float, not a tensor",
     "def own(p): return p.values - 1, {'step': p.gradient}": "'step' .* that is not a number",
     "def own(p): p.values -= 1": "'values'; return .* a method such as `sub_`",
-    "def own(p): return p.values - p.state['m'], {}": r"'m'; .*embed_tokens\S+ of shape \(12, 4\), no",
-    "def own(p): return p.values / (p.values.ndim - 1) - 1 % (p.values.ndim - 1), {}": "model.norm",
+    "def own(p): return p.values - p.state['m'], {}": r"'m'; .*embed_tok\S+ of shape \(12, 4\), no",
+    "def own(p): return p.values - 1 % (p.values.ndim - 1), {}": "for model.norm",
 }  # fmt: skip
 
 
@@ -193,6 +194,19 @@ def test_a_file_beside_the_run_with_a_name_of_python_s_does_not_break_the_trial(
     found = own_code_check(config_with(tmp_path, "def own(p): return p.values - p.lr, {}"))
     assert found is not None
     assert found.level is Level.OK
+
+
+def test_a_class_of_a_large_package_is_refused_before_all_of_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch has 46 MB of source: to read it took more than a minute."""
+    trainer = RunConfig().trainer
+    section = OptimizerSection(kind="torch.optim.sgd:SGD")
+    read, ours = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or ours(path))
+    with pytest.raises(ConfigError, match=r"'torch\.optim\.sgd:SGD', .* more than 1,000,000 bytes"):
+        own_code(replace(RunConfig(), trainer=replace(trainer, optimizer=section)))
+    assert len(read) < 200
 
 
 def test_a_loss_that_forgets_the_weights_is_told_what_that_costs(tmp_path: Path) -> None:

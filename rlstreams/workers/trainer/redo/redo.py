@@ -335,17 +335,15 @@ def drift_error(
     """
     found = differences(before, now)
     why = f"since then {found}" if found else "of what a claim records, nothing differs since then"
-    if code:
-        why += (
-            f"; or code of yours keeps something between calls, or draws random numbers "
-            f"({', '.join(sorted(code))}): a redo begins in the middle, from a checkpoint, with "
-            "what it returned and nothing else"
-        )
+    own = (
+        f"; or code of yours keeps something between calls, or draws random numbers "
+        f"({', '.join(sorted(code))}): a redo begins in the middle, with what it returned alone"
+    )
     what, expected, actual = unequal.part
     return RedoError(
         f"redo of step {unequal.step} gave {what} {actual}, the ledger says "
         f'{expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '
-        "the new weights under a version of their own"
+        f"the new weights under a version of their own{own if code else ''}"
     )
 
 
