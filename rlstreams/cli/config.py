@@ -12,7 +12,7 @@ from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import Server
 
 GROUP = CommandGroup(
-    "config", "what a configuration means: its fields, its loss, a server's command"
+    "config", "what a configuration means: its fields, its loss and optimizer, a server's command"
 )
 
 
@@ -78,9 +78,10 @@ def fields(args: Namespace) -> int:
 )
 @option("--step", type=N, help="the formula of step N, and what it made of its first group")
 def loss(args: Namespace) -> int:
-    """print the loss that a configuration means; with --step, numbers of a recorded step
+    """print the loss and optimizer that a configuration means; with --step, numbers of a step
 
-    What a step would minimise, with every setting put in. A configuration in which clipping,
+    What a step would minimise, with every setting put in, and by which optimizer; functions of
+    your own with their options and the hashes of their files. A configuration in which clipping,
     correction or a penalty would do nothing is refused with the reason.
     """
     from rlstreams.debug.loss.formula import formula, numbers

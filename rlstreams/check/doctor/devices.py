@@ -32,6 +32,7 @@ _SLICE = "MIG-"  # begins the name of a slice in place of a GPU's
 PROCESS_MB = 450.0  # a process with torch, before it has a model
 ADAPTING = 1.3  # copies of the weights with adapters, the peak while they are hashed
 LEARNING = 16  # bytes a weight, in float32 and in bfloat16: weight, gradient and two moments
+MOMENTS_ALONE = "with two moments as of AdamW, whatever state trainer.optimizer.kind keeps"
 # Measured beyond the weights, MB, from so many weights on; "What one GPU can train" and "Memory".
 TRAINER_REST = ((11e6, 1400.0), (1.7e9, 5100.0), (4.0e9, 6400.0), (8.2e9, 10_000.0))
 LOGPROB_REST = ((11e6, 1050.0),)
@@ -261,16 +262,23 @@ def memory_checks(
         for gpu in gpus:
             each_mb = _server_mb(config, gpu) if role == SERVER else by_role[role]
             on[gpu].append(Need(role, processes, each_mb))
-    yield _host_memory(here, free_mb)
+    yield _host_memory(config, here, free_mb)
     for gpu in sorted(on, key=lambda gpu: gpu.index):
         yield _gpu_memory(config, gpu, on[gpu], is_up=is_up)
 
 
-def _host_memory(here: Sequence[Need], free_mb: float) -> Check:
-    needed = (
-        f"{' + '.join(map(str, here))} GB from measured peaks" if here else "no role computes here"
-    )
-    text = f"{needed}; {free_mb / 1000:.1f} GB are free"
+def _measured(config: RunConfig, needs: Sequence[Need]) -> str:
+    """The origin of these needs, with what they leave out."""
+    trainer = config.trainer
+    is_others = trainer.optimizer.is_own and not trainer.lora.rank
+    if not is_others or not any(need.role.startswith("trainer") for need in needs):
+        return "from measured peaks"
+    return f"from measured peaks, {MOMENTS_ALONE}"
+
+
+def _host_memory(config: RunConfig, here: Sequence[Need], free_mb: float) -> Check:
+    needs = f"{' + '.join(map(str, here))} GB {_measured(config, here)}"
+    text = f"{needs if here else 'no role computes here'}; {free_mb / 1000:.1f} GB are free"
     if any(need.mb > free_mb for need in here):
         return fail("memory", text, _LESS)
     total_mb = sum(need.processes * need.mb for need in here)
@@ -287,7 +295,7 @@ def _gpu_memory(config: RunConfig, gpu: Gpu, there: Sequence[Need], *, is_up: bo
     total_mb += max(in_shifts.values(), default=0.0)
     name, text = f"gpu {gpu.index} memory", " + ".join(map(str, there))
     text += f" ({', '.join(in_shifts)} in shifts)" if in_shifts else ""
-    text += f" GB from measured peaks; it has {gpu.total_mb / 1000:.1f} GB"
+    text += f" GB {_measured(config, there)}; it has {gpu.total_mb / 1000:.1f} GB"
     if total_mb > gpu.total_mb:
         roles = {need.role for need in there}
         less = _APART * (len(roles) > 1 and "logprob" in roles) + _LESS

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlstreams.check.doctor.check import EVERYTHING, Check, Host, fail, ok, probed, warn
+from rlstreams.check.doctor.devices import MOMENTS_ALONE
 from rlstreams.streams.log.roles import STAGES
 from rlstreams.streams.log.topics import TOPICS
 from rlstreams.streams.process.descriptors import raise_limit
@@ -142,6 +143,8 @@ def disk(config: RunConfig, weights_mb: float, host: Host = EVERYTHING) -> Check
         checkpoints = 3 * (config.trainer.checkpoints_kept + 1)
         needed_mb += weights_mb * (checkpoints + config.weights.versions_served + 1)
     found = f"{free_mb / 1000:.1f} GB free at {there}; about {needed_mb / 1000:.1f} GB are needed"
+    if config.trainer.optimizer.is_own and host.has("trainer"):
+        found += f", {MOMENTS_ALONE}"
     advice = "free some, name another folder in run.dir, or lower trainer.checkpoints_kept"
     if free_mb < needed_mb / 4:
         return fail("disk", found, advice)

@@ -37,7 +37,9 @@ def own_code_check(config: RunConfig, limit_s: float = LIMIT_S) -> Check | None:
     with tempfile.TemporaryDirectory(prefix="rlstreams-own-") as place:
         given, answer = Path(place) / "config.json", Path(place) / "answer.json"
         given.write_text(resolved_json(config), encoding="utf-8")
-        argv = [sys.executable, "-m", "rlstreams.check.doctor.own_code", str(given), str(answer)]
+        # -P: a file of the run's folder that is named like one of Python's is not taken for it.
+        argv = [sys.executable, "-P", "-m", "rlstreams.check.doctor.own_code", str(given)]
+        argv.append(str(answer))
         child = Child.started(argv, orphaned=Orphaned.DIES, log=Path(place) / "log")
         try:
             is_done = child.wait(limit_s)

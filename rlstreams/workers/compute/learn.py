@@ -30,7 +30,7 @@ from rlstreams.workers.config.trainer import LoraSection, OptimizerSection, Trai
 from rlstreams.workers.model.device import BinRunner, at_once
 from rlstreams.workers.model.model import causal_mask, configure_torch
 from rlstreams.workers.model.token_scores import MakeMask, TokenScorer
-from rlstreams.workers.sandbox.recorded import Code, OwnCodeError
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, OwnUpdateError
 from rlstreams.workers.trainer.learn.adam import lr_at
 from rlstreams.workers.trainer.learn.batch_factors import NOTHING, Look, with_factors
 from rlstreams.workers.trainer.learn.critic import PREFIX, value_figures, with_gae
@@ -259,7 +259,7 @@ class Learner(LearnerState):
             shares = None if self._shards.is_whole else self._shards
             paths, gathered = self._plan.trained, self.mesh.gathered
             own = updating(self._section, self._code, shares, paths, gathered)
-            with self.named(), own as by:
+            with self.named(OwnUpdateError), own as by:
                 self._adam.update(lr, PREFIX, self._loss.value_lr, by)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # the hash, which comes next, would wait as long
@@ -348,12 +348,12 @@ class Learner(LearnerState):
                 self._adam.take(name, gradients[path])
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Name the step in an error of the user's code."""
+    def named(self, kind: type[OwnCodeError] = OwnCodeError) -> Iterator[None]:
+        """Name the step in an error of the user's code, which becomes one of `kind`."""
         try:
             yield
         except OwnCodeError as err:
-            raise OwnCodeError(f"step {self.step_number + 1}: {err}") from err
+            raise kind(f"step {self.step_number + 1}: {err}") from err
 
     def _add_up(self) -> None:
         """Sum the gradients over the ranks that have the same rows."""

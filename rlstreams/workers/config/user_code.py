@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import re
 import sys
 import sysconfig
@@ -77,11 +78,14 @@ def code_hashes(name: str) -> dict[str, str]:
     return {path: hashlib.sha256(text).hexdigest() for path, text in code_files(name).items()}
 
 
-def code_files(name: str) -> dict[str, bytes]:
+def code_files(name: str, most_bytes: float = math.inf) -> dict[str, bytes]:
     """Content of the files that `file.py:name` or `module:name` runs.
 
     These are the file itself, and what it imports from beside it, or of an installed package from
     the same package; in turn, with the packages that they lie in. Nothing is run.
+
+    Args:
+        most_bytes: no more are looked for once those found are larger.
 
     Returns:
         By path relative to the folder where imports begin; empty: `name` is neither, or not here.
@@ -96,7 +100,7 @@ def code_files(name: str) -> dict[str, bytes]:
         root = root.parent
     top = "" if file or not _is_installed(root) else module.partition(".")[0]
     found: dict[str, bytes] = {}
-    while places:
+    while places and sum(map(len, found.values())) <= most_bytes:
         place = places.pop()
         path = place.relative_to(root).as_posix()
         if path not in found and top in ("", path.split("/")[0].removesuffix(".py")):
@@ -111,17 +115,17 @@ def source_texts(field: str, name: str) -> dict[str, str]:
     Raises:
         ConfigError: there is no such file; one is not UTF-8; all together are too long.
     """
-    files = code_files(name)
+    files = code_files(name, SOURCE_MAX_BYTES)
     if not files:
         file, module, _ = located(name) or ("", name, "")
         near = meant_path(file) if file else f", nor in {Path.cwd()}"
         where = "is not there" if file else f"is no module of {sys.prefix}"
         raise ConfigError(f"{field} is {name!r}: {file or module} {where}{near}")
-    if (size := sum(map(len, files.values()))) > SOURCE_MAX_BYTES:
+    if sum(map(len, files.values())) > SOURCE_MAX_BYTES:
         raise ConfigError(
-            f"{field} is {name!r}, of which the log keeps all {len(files)} files that it imports: "
-            f"they have {size:,} bytes, at most {SOURCE_MAX_BYTES:,} are kept; copy the function "
-            "into a file that imports less of its package"
+            f"{field} is {name!r}, of which the log keeps all files that it imports: they have "
+            f"more than {SOURCE_MAX_BYTES:,} bytes, which is the most that is kept; copy the "
+            "function into a file that imports less of its package"
         )
     texts: dict[str, str] = {}
     for path, content in files.items():

@@ -60,10 +60,8 @@ def picked(module: ModuleType, spec: Mapping[str, Any], file: str) -> Callable[.
     if not callable(found):
         raise UnusableError(f"{file} has no {kind} {name!r} ({_instead(module, name, kind)})")
     if kind == "function" and isinstance(found, type):
-        raise UnusableError(
-            f"{file}: {name} is a class: name a function, or an object made of it, "
-            f"as by `made = {name}()`"
-        )
+        made = f"name a function, or an object made of it, as by `made = {name}()`"
+        raise UnusableError(f"{file}: {name} is a class: {spec.get('for_class', made)}")
     return found
 
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -30,6 +31,10 @@ from rlstreams.workers.sandbox import loading
 
 Code = Mapping[str, str]  # source by `FIELD: PATH`, as `TrainerStarted.code`
 _ARGUMENTS = {LOSS: ("tokens",), ADVANTAGE: ("samples",), OPTIMIZER: ("parameter",)}
+_NO_CLASS = (
+    "write a function of one parameter, `def update(parameter):`, that returns its new values and "
+    "a dict of its state"
+)
 _IN_FORCE = threading.RLock()
 SLOW_S = 2.0  # of a call that a report names
 _UNDER_WAY: list[tuple[str, float]] = []  # calls in this process, under the lock: when each began
@@ -38,6 +43,11 @@ _UNDER_WAY: list[tuple[str, float]] = []  # calls in this process, under the loc
 class OwnCodeError(ConfigError):
     """Code of the user's that the trainer runs cannot be loaded, raised, or gave what it must not;
     names the place. Another attempt would find the same."""
+
+
+class OwnUpdateError(OwnCodeError):
+    """An optimizer of the user's failed in the middle of an update: no sample by itself is at
+    fault, and some parameters are updated while others are not."""
 
 
 class _Modules(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
@@ -133,6 +143,7 @@ class OwnFunction:
         self.given = arguments[0]
         self._modules = _Modules(texts, Path(file).parent if file else None)
         spec = {"name": function, "kind": "function", "options": options, "extra": ()}
+        spec |= {"for_class": _NO_CLASS} if field == OPTIMIZER else {}
         tops = {path.partition("/")[0].removesuffix(".py") for path in texts}
         if shadowed := sorted(tops & sys.stdlib_module_names):
             raise OwnCodeError(
@@ -199,7 +210,10 @@ def slow_call() -> str:
 
 
 def _fields_there(error: Exception) -> str:
-    """The fields of what a function was given, if it asked for one that is not there."""
+    """The fields of what a function was given, if it asked for one that is not there; what to do
+    where it set one."""
+    if isinstance(error, FrozenInstanceError):
+        return "; return what is new, or change the tensor by a method such as `sub_`"
     if not isinstance(error, AttributeError):
         return ""
     kind = type(error.obj)

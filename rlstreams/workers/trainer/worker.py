@@ -203,7 +203,8 @@ class TrainerWorker:
         self._writer.redone(redone)
         if self._config.is_redo_exact and (unequal := redone.first_unequal) is not None:
             before = self._ledger.claims[self._ledger.steps[unequal.step].epoch]
-            raise drift_error(unequal, before.versions, versions(self._training.numerics))
+            now = versions(self._training.numerics)
+            raise drift_error(unequal, before.versions, now, before.code)
         expected, actual = self._ledger.weight_hash, self._training.weight_hash
         is_foreign = self._ledger.is_disowned(self._step) and expected != actual
         if redone.last_unequal is not None or is_foreign:

@@ -12,11 +12,14 @@ from rlstreams.debug.rerun.rebuilt import steps_again
 from rlstreams.debug.rerun.rerun import changed_config, rerun
 from rlstreams.schemas.events import StepsRedone
 from rlstreams.streams.log.topics import STEPS
+from rlstreams.workers.compute.learn import Learner
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import OptimizerSection
+from rlstreams.workers.loop.agreement import own_code
 from rlstreams.workers.sandbox.recorded import OwnCodeError
 from rlstreams.workers.trainer.learn.adam import LOW, Adam
-from rlstreams.workers.trainer.learn.own import update_of
+from rlstreams.workers.trainer.learn.own import made_up, update_of
+from rlstreams.workers.trainer.redo.redo import RedoError
 from tests.heavy.trainer.own_code import write
 from tests.heavy.trainer.trainer_stand import (
     bury,
@@ -114,6 +117,46 @@ def test_a_recorded_step_is_done_with_an_optimizer_that_was_not_there(tmp_path: 
     assert found.change.weight_hash != found.again.weight_hash
     back = changed_config(changed_config(config, settings), [f"{FIELD}=adamw"])
     assert back.trainer.optimizer == config.trainer.optimizer
+
+
+KEEPS = """
+KEPT = {}
+
+
+def update(p):
+    if not p.state:
+        KEPT[p.name] = 0
+    KEPT[p.name] = KEPT.get(p.name, 0) * 0.9 + p.gradient
+    return p.values - p.lr * KEPT[p.name], {"count": 1}
+"""
+
+
+def test_one_that_keeps_something_beside_its_state_is_named_by_the_redo(tmp_path: Path) -> None:
+    """Where the trial before the start could not see it: it begins anew with its state."""
+    config = own(tmp_path, KEEPS, **{"trainer.checkpoint_every": 2, "trainer.redo": "exact"})
+    tried = made_up(config.trainer, 2, (), own_code(config))
+    assert "called twice" in tried[0]
+    log = trained(config)
+    trainer = make_trainer(log, config, "again", takeover=True)
+    says = r"redo of step 3 gave .*code of yours keeps .*\(trainer\.optimizer\.kind: mine\.py.*\)"
+    with pytest.raises(RedoError, match=says):
+        train(log, trainer, 4)
+    trainer.close()
+
+
+def test_one_that_raises_is_named_with_what_it_was_called_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: no sample of the batch is tried by itself."""
+    text = "def update(p):\n    return p.values - 1 / (2 - len(p.state)), {'n': 1, 'm': 1}\n"
+    config = own(tmp_path, text)
+    log = trained(config, 1)
+    monkeypatch.setattr(Learner, "probe", lambda *_: pytest.fail("a sample was tried"))
+    trainer = make_trainer(log, config, "two", takeover=True)
+    says = rf"^step 2: {FIELD}: .*mine\.py:2: Zero.*; it was called for \S+ of .* the state n, m$"
+    with pytest.raises(OwnCodeError, match=says):
+        train(log, trainer, 2)
+    trainer.close()
 
 
 def test_one_that_fails_in_a_step_ends_the_trainer_with_place_and_parameter(tmp_path: Path) -> None:

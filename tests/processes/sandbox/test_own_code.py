@@ -64,6 +64,16 @@ OPTIMIZERS = {
     "def own(p): return p.values * float('nan'), {}": "values for .* that are not finite",
     "import torch\ndef own(p): return torch.rand_like(p.values), {}": "no random",
     "n = []\ndef own(p):\n    n.append(1)\n    return p.values - len(n), {}": "keep nothing",
+    "def own(p): p.values.sub_(p.gradient)": r"gave NoneType .*as by `return values, \{\}`",
+    "def own(p): return p.values - 1, None": r"gave \(Tensor, NoneType\) for model.embed_tokens",
+    "from torch.optim import SGD as own": "own is a class: write a function of one parameter, ",
+    "def own(p): return 0.1": "gave float for .*: return its new values and a dict of its state",
+    "def own(p): return p.values - 1, {'L': p.gradient @ p.gradient.T}": "of its form, and numbers",
+    "def own(p): return p.values - 1, {'exp_avg': 1.0}": "gave exp_avg .* are float, not a tensor",
+    "def own(p): return p.values - 1, {'step': p.gradient}": "'step' .* that is not a number",
+    "def own(p): p.values -= 1": "'values'; return .* a method such as `sub_`",
+    "def own(p): return p.values - p.state['m'], {}": r"'m'; .*embed_tok\S+ of shape \(12, 4\), no",
+    "def own(p): return p.values - 1 % (p.values.ndim - 1), {}": "for model.norm",
 }  # fmt: skip
 
 
@@ -80,6 +90,14 @@ def config_of(folder: Path, **code: str) -> RunConfig:
         trainer=replace(run.trainer, loss=loss),
         prompts=replace(run.prompts, group_size=4),
     )
+
+
+def config_with(folder: Path, optimizer: str) -> RunConfig:
+    """An optimizer of this text."""
+    (folder / "opt.py").write_text(optimizer, encoding="utf-8")
+    config, kind = RunConfig(), f"{folder / 'opt.py'}:own"
+    trainer = replace(config.trainer, optimizer=OptimizerSection(kind=kind))
+    return replace(config, trainer=trainer)
 
 
 def tried(config: RunConfig) -> list[str]:
@@ -100,11 +118,21 @@ def test_an_advantage_that_cannot_be_used_is_refused(tmp_path: Path, text: str) 
 
 @pytest.mark.parametrize("text", OPTIMIZERS)
 def test_an_optimizer_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "opt.py").write_text(text, encoding="utf-8")
-    config, kind = RunConfig(), f"{tmp_path / 'opt.py'}:own"
-    trainer = replace(config.trainer, optimizer=OptimizerSection(kind=kind))
     with pytest.raises(ConfigError, match=rf"(?s)trainer\.optimizer\.kind: .*{OPTIMIZERS[text]}"):
-        tried(replace(config, trainer=trainer))
+        tried(config_with(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def own(p): return p.values - 1, {'step': int(p.state.get('step', 0)) + 1}",
+        "def own(p): return p.values - 1, {'worst': float('nan')}",
+        "import torch\ndef own(p): return torch.nn.Parameter(p.values - 1), {}",
+        "own = lambda p: (p.values - 1, {})",
+    ],
+)
+def test_an_optimizer_that_can_be_used_is_taken(tmp_path: Path, text: str) -> None:
+    assert "called twice with made-up parameter" in tried(config_with(tmp_path, text))[0]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +183,30 @@ def test_a_process_of_its_own_tries_both(tmp_path: Path) -> None:
     hangs = config_of(tmp_path, my="import time\ntime.sleep(600)")
     with pytest.raises(ConfigError, match="did not come back within 3 s"):
         own_code_check(hangs, limit_s=3.0)
+
+
+def test_a_file_beside_the_run_with_a_name_of_python_s_does_not_break_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch imports `glob`: it is Python's."""
+    (tmp_path / "glob.py").write_text("raise ValueError('not mine')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = own_code_check(config_with(tmp_path, "def own(p): return p.values - p.lr, {}"))
+    assert found is not None
+    assert found.level is Level.OK
+
+
+def test_a_class_of_a_large_package_is_refused_before_all_of_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch has 46 MB of source: to read it took more than a minute."""
+    trainer = RunConfig().trainer
+    section = OptimizerSection(kind="torch.optim.sgd:SGD")
+    read, ours = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or ours(path))
+    with pytest.raises(ConfigError, match=r"'torch\.optim\.sgd:SGD', .* more than 1,000,000 bytes"):
+        own_code(replace(RunConfig(), trainer=replace(trainer, optimizer=section)))
+    assert len(read) < 200
 
 
 def test_a_loss_that_forgets_the_weights_is_told_what_that_costs(tmp_path: Path) -> None:

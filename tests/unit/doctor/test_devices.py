@@ -23,6 +23,7 @@ from rlstreams.check.doctor.devices import (
     visible,
 )
 from rlstreams.check.doctor.diagnose import preflight
+from rlstreams.check.doctor.machine import disk
 from rlstreams.check.doctor.model import ModelFolder, read_model
 from rlstreams.streams.log.errors import ConfigError
 from rlstreams.workers.config.engine import VISIBLE
@@ -298,6 +299,21 @@ def test_a_judge_on_the_samplers_gpu_is_memory_that_is_taken() -> None:
         assert gpu_check(on, "", places).level is Level.OK
         _, trainers, samplers = memory_checks(config, sized(0.6e9), places, 1e6, is_up=False)
         assert (Level.OK, level) == (trainers.level, samplers.level), samplers
+
+
+def test_memory_for_an_optimizer_of_one_s_own_says_what_it_assumes(tmp_path: Path) -> None:
+    """On the host, on a GPU and on the disk; not where only adapters learn."""
+    (tmp_path / "lion.py").write_text("def update(p): ...", encoding="utf-8")
+    own = f"--trainer.optimizer.kind={tmp_path / 'lion.py'}:update"
+    says = "with two moments as of AdamW, whatever state trainer.optimizer.kind keeps; it has"
+    assert says in memory(1e9, own, on=gpus(1)).found
+    assert says not in memory(1e9, on=gpus(1)).found
+    assert says not in memory(1e9, own, "--trainer.lora.rank=8", on=gpus(1)).found
+    config = load([DEMO], [own])
+    (host,) = memory_checks(config, sized(1e8), list(placements(config, ())), 1e6, is_up=False)
+    assert "trainer.optimizer.kind keeps; 1000.0 GB are free" in host.found
+    assert disk(config, 400.0).found.endswith("trainer.optimizer.kind keeps")
+    assert disk(load([DEMO]), 400.0).found.endswith("are needed")
 
 
 def test_memory_of_roles_on_the_cpu() -> None:

@@ -23,8 +23,16 @@ from rlstreams.streams.segments import num_sampled
 from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.config.user_code import LOSS, OPTIMIZER
-from rlstreams.workers.sandbox.recorded import Code, OwnFunction, own_functions
-from rlstreams.workers.trainer.learn.adam import LOW, PARAMETER, STEP, Parameter, Update, Updated
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, OwnFunction, own_functions
+from rlstreams.workers.trainer.learn.adam import (
+    LOW,
+    MOMENTS,
+    PARAMETER,
+    STEP,
+    Parameter,
+    Update,
+    Updated,
+)
 from rlstreams.workers.trainer.learn.loss import LOSSES, Bounded, LossCall, LossTokens
 from rlstreams.workers.trainer.learn.out_of_memory import is_out_of_memory
 from rlstreams.workers.trainer.learn.packing import Batch, Float32s
@@ -187,34 +195,45 @@ def own_update(function: OwnFunction, parameter: Parameter) -> Updated:
     Raises:
         OwnCodeError: it raised, or returned something else; names place and parameter.
     """
-    found, name = function(parameter, is_out_of_memory), parameter.name
+    name = parameter.name
+    try:
+        found = function(parameter, is_out_of_memory)
+    except OwnCodeError as err:
+        kept = f"the state {', '.join(parameter.state)}" if parameter.state else "no state yet"
+        shape = tuple(parameter.values.shape)
+        raise OwnCodeError(f"{err}; it was called for {name} of shape {shape}, {kept}") from err
     if (
         not isinstance(found, tuple)
         or len(found) != _NUM_UPDATE
         or not isinstance(found[1], Mapping)
     ):
+        kinds = ", ".join(type(one).__name__ for one in found) if isinstance(found, tuple) else ""
         raise function.refused(
-            f"gave {type(found).__name__} for {name}: return its new values and a dict of its state"
+            f"gave {f'({kinds})' if kinds else type(found).__name__} for {name}: return its new "
+            "values and a dict of its state, as by `return values, {}`"
         )
     values, state = found[0], dict(found[1])
-    whole = {"values": values} | {k: t for k, t in state.items() if not _is_number(t)}
-    for key, own in whole.items():
+    tensors = {k: t for k, t in state.items() if k in MOMENTS or not _is_number(t)}
+    for key, own in ({"values": values} | tensors).items():
         if problem := _misfit(own, parameter.values):
-            raise function.refused(f"gave {key} for {name} that {problem}")
-    others = [own for key, own in whole.items() if key != "values" and own.numel()]
-    kept = [own.untyped_storage().data_ptr() for own in others]
+            must = "" if key == "values" else ": state is tensors of its form, and numbers"
+            raise function.refused(f"gave {key} for {name} that {problem}{must}")
+    kept_at = [own.untyped_storage().data_ptr() for own in tensors.values() if own.numel()]
     weights = {own.untyped_storage().data_ptr() for own in (values, parameter.values)}
-    if len({*kept}) < len(kept) or not weights.isdisjoint(kept):
+    if len({*kept_at}) < len(kept_at) or not weights.isdisjoint(kept_at):
         raise function.refused(
-            f"gave two of {', '.join(whole)} for {name} that share their memory: clone one"
+            f"gave two of values, {', '.join(tensors)} for {name} that share their memory: "
+            "clone one"
         )
     for key in state:
         if not str(key).isidentifier() or key in (LOW, PARAMETER, VALUE):
             raise function.refused(f"gave a state {key!r} for {name}: give it another name")
+    if STEP in tensors:
+        raise function.refused(f"gave a state {STEP!r} for {name} that is not a number")
     if not bool(values.isfinite().all()):
         raise function.refused(f"gave values for {name} that are not finite")
-    return values, {
-        key: own.detach().contiguous() if key in whole else _number(own, key, parameter)
+    return values.detach(), {
+        key: own.detach().contiguous() if key in tensors else _number(own, key, parameter)
         for key, own in state.items()
     }
 
@@ -289,10 +308,12 @@ def made_up(by: TrainerSection, group_size: int, parts: Sequence[str], code: Cod
             samples = _samples(group_size, parts)
             found = (advantages_of(samples, by.loss, code) for _ in range(2))
             first, again = (np.concatenate([a.of_samples, *a.of_tokens]) for a in found)
-        if not np.array_equal(first, again):
+        if not np.array_equal(first, again, equal_nan=True):  # state may be
             raise function.refused(
                 f"gave {_differing(first, again)} for the same {function.given}: a redo would not "
                 "make the same weights; draw no random numbers, and keep nothing between calls"
+                + " but the state that it returns"
+                * (field == OPTIMIZER)
             )
         lines.append(f"{function.place} was called twice with made-up {function.given}")
     return lines

@@ -320,20 +320,30 @@ def read_completed(
     return event
 
 
-def drift_error(unequal: Unequal, before: Mapping[str, str], now: Mapping[str, str]) -> RedoError:
+def drift_error(
+    unequal: Unequal,
+    before: Mapping[str, str],
+    now: Mapping[str, str],
+    code: Collection[str] = (),
+) -> RedoError:
     """The error that stops a redo under `redo = "exact"`.
 
     Args:
         before: versions that the claim of the step's epoch recorded.
         now: this process's own.
+        code: the user's code in that claim, as `FIELD: PATH`.
     """
     found = differences(before, now)
     why = f"since then {found}" if found else "of what a claim records, nothing differs since then"
+    own = (
+        f"; or code of yours keeps something between calls, or draws random numbers "
+        f"({', '.join(sorted(code))}): a redo begins in the middle, with what it returned alone"
+    )
     what, expected, actual = unequal.part
     return RedoError(
         f"redo of step {unequal.step} gave {what} {actual}, the ledger says "
         f'{expected}: {why}; restore that, or set trainer.redo = "tolerate" to go on with '
-        "the new weights under a version of their own"
+        f"the new weights under a version of their own{own if code else ''}"
     )
 
 

@@ -30,7 +30,7 @@ from rlstreams.workers.model.folder import read_config, token_limit, vocab_size_
 from rlstreams.workers.model.model import FLOAT32, configure_torch
 from rlstreams.workers.model.one_order import NoOrderError
 from rlstreams.workers.model.prefixes import Prefixes
-from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, own_functions
+from rlstreams.workers.sandbox.recorded import Code, OwnCodeError, OwnUpdateError, own_functions
 from rlstreams.workers.trainer.intake.payloads import Payload, batch_hash
 from rlstreams.workers.trainer.intake.validation import check_reference, check_routing
 from rlstreams.workers.trainer.learn.advantage import permuted, shaped_rewards
@@ -218,8 +218,8 @@ class Training:
         except SampleTooLargeError as err:
             return (UntrainableSample(index=err.index, reason=Reason.MEMORY, detail=err.detail),)
         except (NumericsError, OwnCodeError) as err:
-            if isinstance(err, OwnCodeError) and self._section.ranks > 1:
-                raise  # ranks have left each other
+            if isinstance(err, OwnCodeError if self._section.ranks > 1 else OwnUpdateError):
+                raise  # ranks have left each other; or no sample by itself is at fault
             samples = [payload.scored for payload in payloads]
             untrainable = self._untrainable(samples, masked, policy_version)
             if isinstance(err, OwnCodeError):
