@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+CONTROL_STATES = ("running", "paused", "draining")
+LEASE_STATES = ("granted", "held", "recalled", "released", "lost")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
@@ -78,7 +81,7 @@ class ControlState:
 
     run: str
     revision: int
-    state: str  # "running", "paused", "draining"
+    state: str  # one of CONTROL_STATES
     limits: dict[str, float] = field(default_factory=dict)
     by: str = ""
     at_ms: int = 0
@@ -94,7 +97,7 @@ class DeviceLease:
     run: str
     device: str  # its name in the configuration
     turn: int  # the number of a shift: counts the grants of this device, from 1
-    state: str  # "granted", "held", "recalled", "released", "lost"
+    state: str  # one of LEASE_STATES
     holder: str  # worker that this shift is granted to
     instance: str  # its process
     reason: str = ""  # why it changed hands

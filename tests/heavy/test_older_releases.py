@@ -27,6 +27,7 @@ from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerSta
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.bus import RecordingBus
+from rlstreams.workers.loop.agreement import judged_by
 from rlstreams.workers.model.model import Numerics
 from rlstreams.workers.trainer.facts import versions
 from tests.unit.roles.stand import EXAMPLE
@@ -58,6 +59,14 @@ def test_every_record_is_read_and_every_sample_accounted_for(release: str) -> No
         found = audit(RecordingBus(recording), settle_s=0.0)
     assert found.ok
     assert (24, 24) == (found.issued, found.trained)
+
+
+def test_an_upgrade_alone_is_no_other_grader() -> None:
+    """Samples before and behind it are trained together: fields that came since count for nothing
+    at their default. (Older digests than this one were without agents.)"""
+    with Recording(FOLDER / "b6229224") as recording:
+        before = {record.event.judged_by for record in recording.events(Trajectory)}
+        assert {judged_by(recorded_config(recording), {})} == before
 
 
 @pytest.mark.parametrize("release", RELEASES)

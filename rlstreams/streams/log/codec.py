@@ -5,9 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rlstreams.schemas import DecodeError, decode, encode
+from rlstreams.schemas import DecodeError, UnknownEventError, decode, encode
 from rlstreams.schemas.binary import NO_TEXTS, SchemaTexts
-from rlstreams.schemas.events import Event, Prompt, ScoredTrajectory, Trajectory
+from rlstreams.schemas.events import (
+    ControlState,
+    DeviceLease,
+    Event,
+    Prompt,
+    ScoredTrajectory,
+    Trajectory,
+)
+from rlstreams.schemas.operations import CONTROL_STATES, LEASE_STATES
 from rlstreams.streams.log.group_ids import sample_name
 from rlstreams.streams.log.record import (
     ID_HEADER,
@@ -18,6 +26,8 @@ from rlstreams.streams.log.record import (
     Record,
 )
 from rlstreams.streams.log.topics import Topic
+
+_ORDERS = {ControlState: CONTROL_STATES, DeviceLease: LEASE_STATES}  # words that each must have
 
 
 def outgoing(topic: Topic, event: Event, *, partition: int | None = None) -> Outgoing:
@@ -60,12 +70,20 @@ def decoded(raw: RawRecord, schemas: SchemaTexts = NO_TEXTS) -> Record[Event]:
 
     Raises:
         schemas.DecodeError: not one of our events, or parts of it never came; the caller
-            dead-letters `raw`.
+            dead-letters `raw`. Also an order with a word that this release does not know.
     """
     part = raw.headers.get(PART_HEADER)
     if part is not None and not part.endswith(b"/1"):
         raise DecodeError(f"parts are missing: of this record only {part!r} came")
-    return Record(event=decode(raw.value, schemas), raw=raw)
+    event = decode(raw.value, schemas)
+    if isinstance(event, ControlState | DeviceLease):
+        known = _ORDERS[type(event)]
+        if event.state not in known:
+            raise UnknownEventError(
+                f"{type(event).__name__}.state must be one of {known}, got {event.state!r}; "
+                "a newer rlstreams may have written it"
+            )
+    return Record(event=event, raw=raw)
 
 
 def now_ms() -> int:

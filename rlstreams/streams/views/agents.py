@@ -162,10 +162,16 @@ class AgentsOfBatches:
         return tuple(_state(name, agents[name], 0) for name in sorted(agents))
 
 
+def _in_order(kinds: Iterable[str]) -> list[str]:
+    """Ours first, in their order; then those of newer releases."""
+    places = {kind: place for place, kind in enumerate(CLOSED_KINDS)}
+    return sorted(kinds, key=lambda kind: (places.get(kind, len(places)), kind))
+
+
 def _state(name: str, one: _Agent, num_open: int) -> AgentState:
     return AgentState(
         agent=name,
-        ended={kind: one.ended[kind] for kind in CLOSED_KINDS if one.ended[kind]},
+        ended={kind: one.ended[kind] for kind in _in_order(one.ended)},
         num_open=num_open,
         num_calls=one.num_calls,
         num_replays=one.num_replays,

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from rlstreams.schemas.events import TRAIN, Event, ScoredTrajectory, Trajectory
+from rlstreams.schemas.events import EVALUATE, Event, ScoredTrajectory, Trajectory
 from rlstreams.streams.log.bus import Bus
 from rlstreams.streams.log.codec import outgoing
 from rlstreams.streams.log.crash_points import CrashPoint, reach
@@ -102,7 +102,7 @@ class LogprobStage:
             raise ValueError(  # noqa: TRY004  (bad input of a foreign writer, not our mistake)
                 f"a {type(trajectory).__name__} lies in topic {TRAJECTORIES.name}"
             )
-        if trajectory.purpose != TRAIN:
+        if trajectory.purpose == EVALUATE:
             self._passed.append(Finished(raw=record.raw))
             return
         check_trajectory(trajectory, self._scorer.vocab_size, self._scorer.max_tokens)

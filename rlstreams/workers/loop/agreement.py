@@ -92,6 +92,9 @@ _JUDGED_WITH = (
     "judge.engine",
     "judge.args",
 )
+# Of these, the ones that releases added later. They count where they are not the default: else an
+# upgrade alone would be another grader, and groups in flight would be dropped.
+_JUDGED_LATER = frozenset({"judge.model", "judge.engine", "judge.args"})
 HELD_OUT = "held_out"
 # Hashes of a claim.
 REFERENCE, WEIGHTS = "reference numbers", "weight numbers"  # digests of samples
@@ -206,8 +209,13 @@ def other_files_text(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 def judged_by(config: RunConfig, files: Mapping[str, str]) -> str:
     """16 hexadecimal digits of all that decides a reward: settings and user code."""
-    tree = msgspec.to_builtins(config)
-    settings = [pair for name in _JUDGED_WITH for pair in _leaves(name, _at(tree, name))]
+    tree, default = msgspec.to_builtins(config), msgspec.to_builtins(RunConfig())
+    settings = [
+        pair
+        for name in _JUDGED_WITH
+        if name not in _JUDGED_LATER or _at(tree, name) != _at(default, name)
+        for pair in _leaves(name, _at(tree, name))
+    ]
     text = json.dumps([settings, sorted(files.items())], separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

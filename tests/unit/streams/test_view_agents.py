@@ -72,6 +72,11 @@ def test_each_agent_has_its_own_figures() -> None:
     assert scraped["agent_figure"]["solver", "beside"] == pytest.approx(100 / 3)
 
 
+def test_a_session_that_closed_in_a_way_of_a_newer_release_is_counted() -> None:
+    state = views_of(*session(1, "solver", 1.0), *session(2, "solver", 1.0, kind="merged")).state
+    assert of_agents(state)["solver"]["sessions"].value == "1 ended, 1 merged"
+
+
 def test_a_run_without_agents_has_none() -> None:
     assert of_agents(Views().state) == {}
 
