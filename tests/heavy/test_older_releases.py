@@ -27,9 +27,11 @@ from rlstreams.schemas.events import ScoredTrajectory, StepCompleted, TrainerSta
 from rlstreams.streams.audit.auditor import audit
 from rlstreams.streams.recording import Recording
 from rlstreams.streams.recording.bus import RecordingBus
+from rlstreams.workers.config.load import resolved_json
 from rlstreams.workers.loop.agreement import judged_by
 from rlstreams.workers.model.model import Numerics
 from rlstreams.workers.trainer.facts import versions
+from rlstreams.workers.trainer.family import differing
 from tests.unit.roles.stand import EXAMPLE
 
 MODEL = EXAMPLE.parent / "demo/model"
@@ -59,6 +61,14 @@ def test_every_record_is_read_and_every_sample_accounted_for(release: str) -> No
         found = audit(RecordingBus(recording), settle_s=0.0)
     assert found.ok
     assert (24, 24) == (found.issued, found.trained)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_upgrade_alone_changes_no_setting(release: str) -> None:
+    """Fields that were removed since are none of its user's changes, nor are those that came."""
+    with Recording(FOLDER / release) as recording:
+        (claim,) = (record.event for record in recording.events(TrainerStarted))
+        assert differing(claim.config, resolved_json(recorded_config(recording))) == []
 
 
 def test_an_upgrade_alone_is_no_other_grader() -> None:
