@@ -70,8 +70,10 @@ def begun(
 ) -> Iterator[Training]:
     section = replace(SECTION, ranks=2, **changes)  # type: ignore[arg-type]
     training = Training(folder, section, threads=1, dtype=dtype, team=team)
-    yield training
-    leave(training)
+    try:
+        yield training
+    finally:
+        leave(training)
 
 
 def use(training: Training, text: str) -> None:
