@@ -59,7 +59,7 @@ def own_code_check(config: RunConfig, limit_s: float = LIMIT_S) -> Check | None:
 
 
 def _main(given: str, answer: str) -> None:
-    from rlstreams.workers.trainer.learn.own import made_up, unweighted
+    from rlstreams.workers.trainer.training.made_up import made_up, unweighted
 
     config = read_json(Path(given))
     parts = [part.label for part in config.reward.parts]

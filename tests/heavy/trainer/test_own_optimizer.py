@@ -18,8 +18,9 @@ from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.loop.agreement import own_code
 from rlstreams.workers.sandbox.recorded import OwnCodeError
 from rlstreams.workers.trainer.learn.adam import LOW, Adam
-from rlstreams.workers.trainer.learn.own import made_up, update_of
+from rlstreams.workers.trainer.learn.own import update_of
 from rlstreams.workers.trainer.redo.redo import RedoError
+from rlstreams.workers.trainer.training.made_up import made_up
 from tests.heavy.trainer.own_code import write
 from tests.heavy.trainer.trainer_stand import (
     bury,

@@ -15,7 +15,7 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.loop.agreement import own_code
-from rlstreams.workers.trainer.learn.own import made_up, unweighted
+from rlstreams.workers.trainer.training.made_up import made_up, unweighted
 
 LOSSES = {
     "def loss(tokens, rows): return -tokens.policy_N": r"loss\(tokens, rows\) cannot be called",

@@ -24,8 +24,8 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import OptimizerSection, TrainerSection
 from rlstreams.workers.config.user_code import TRAINED_BY
 from rlstreams.workers.loop.agreement import own_code
-from rlstreams.workers.trainer.learn.own import made_up
 from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
+from rlstreams.workers.trainer.training.made_up import made_up
 from tests import factories
 
 CELL = """

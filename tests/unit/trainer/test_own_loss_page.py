@@ -14,8 +14,9 @@ from rlstreams.workers.config.loss import LossSection
 from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.loop.agreement import own_code
 from rlstreams.workers.trainer.learn.loss import policy_losses
-from rlstreams.workers.trainer.learn.own import loss_of, made_up
+from rlstreams.workers.trainer.learn.own import loss_of
 from rlstreams.workers.trainer.learn.rewarded import RewardedSample, advantages_of
+from rlstreams.workers.trainer.training.made_up import made_up
 from tests.readme_blocks import blocks
 
 PAGE = Path(__file__).parents[3] / "infra/docs/loss.md"

@@ -13,7 +13,8 @@ from rlstreams.workers.config.run import RunConfig
 from rlstreams.workers.config.trainer import OptimizerSection
 from rlstreams.workers.loop.agreement import own_code
 from rlstreams.workers.trainer.learn.adam import Parameter, Updated
-from rlstreams.workers.trainer.learn.own import made_up, update_of
+from rlstreams.workers.trainer.learn.own import update_of
+from rlstreams.workers.trainer.training.made_up import made_up
 from tests.readme_blocks import blocks
 
 PAGE = Path(__file__).parents[3] / "infra/docs/loss.md"
