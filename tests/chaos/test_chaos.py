@@ -80,7 +80,8 @@ def test_nothing_is_lost_under_random_faults(workspace: Workspace) -> None:
     assert 16 == sum(sum(kinds.values()) for kinds in figures["faults"].values())
     assert 8 <= figures["processes_killed"]
     zombies = figures["zombies"]
-    assert 1 <= zombies["woken"] == zombies["fenced"], done.stdout
+    # A later fault may kill one before it meets its successor.
+    assert 1 <= zombies["fenced"] == zombies["woken"] - zombies["ended_otherwise"], done.stdout
     assert {} == workspace.processes()
 
 
